@@ -9,9 +9,7 @@ import pytest
 
 from discern.errors import CheckpointError, ConfigError
 from discern.pretraining.estimate import estimate
-from discern.pretraining.opened_run import open_run
-from discern.pretraining.resolved_run import resolve_run
-from discern.pretraining.run import pretrain
+from discern.pretraining.run import open_run, plan, pretrain
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
 from discern.training.distributed import join_ranks
@@ -57,7 +55,7 @@ def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Pa
     shutil.copytree(stable, source)
     chosen = source / "checkpoints" / "step-00000010"
     pretrain(data=data, out=tmp_path / "whole", decay_from=chosen, overrides=("train.max_steps=16",), progress=Silent())
-    resolved = resolve_run(data=data, out=decayed, decay_from=chosen, overrides=("train.max_steps=16",), warn=pytest.fail)
+    resolved = plan(data=data, out=decayed, decay_from=chosen, overrides=("train.max_steps=16",), warn=pytest.fail)
     with join_ranks("cpu") as ranks, OutputFolder(decayed) as folder:
         open_run(resolved, ranks, folder, Silent())  # and then killed
     shutil.rmtree(chosen)
@@ -89,7 +87,7 @@ def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Pa
 def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: Path) -> None:
     def refused(*overrides: str, path: Path = stable, **options: Any) -> ConfigError:
         with pytest.raises((ConfigError, CheckpointError)) as caught:
-            resolve_run(data=data, out=tmp_path / "decayed", decay_from=path, overrides=overrides, warn=pytest.fail, **options)
+            plan(data=data, out=tmp_path / "decayed", decay_from=path, overrides=overrides, warn=pytest.fail, **options)
         return caught.value  # type: ignore[return-value]
 
     assert "--preset is not allowed" in refused(preset="tiny").message
@@ -108,7 +106,7 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
     pretrain(data=data, out=linear, preset="tiny", overrides=("train.max_steps=1",), progress=Silent())
     assert "schedule 'linear'" in refused(path=linear).message
     with pytest.raises(ConfigError, match="is not a decay of another run"):
-        resolve_run(data=data, out=linear, decay_from=stable, warn=pytest.fail)
+        plan(data=data, out=linear, decay_from=stable, warn=pytest.fail)
 
 
 def test_a_run_that_is_longer_after_its_decay_is_warned_of(data: Path, tmp_path: Path) -> None:

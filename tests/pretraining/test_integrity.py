@@ -37,7 +37,7 @@ from discern.inference.detection import load_detector
 from discern.inference.model import load
 from discern.inference.scoring import load_scorer
 from discern.interop.sentence_transformers import read_pooling
-from discern.pretraining.resolved_run import fill_folder
+from discern.pretraining.run import fill_folder
 from discern.progress import Silent
 from discern.report.finetuned_page import report_finetuned
 from discern.report.run_page import report

@@ -20,8 +20,7 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.pretraining.estimate import estimate
-from discern.pretraining.rows import heldout_stream
-from discern.pretraining.run import pretrain
+from discern.pretraining.run import heldout_stream, pretrain
 from discern.progress import Silent
 from discern.training.distributed import Ranks, choose_device
 from discern.training.evaluation import evaluate

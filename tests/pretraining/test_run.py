@@ -15,8 +15,8 @@ from discern.errors import ConfigError
 from discern.pretraining import estimate as module
 from discern.pretraining.estimate import estimate
 from discern.pretraining.evaluate import evaluate
-from discern.pretraining.resolved_run import refuse_another_run, resolve_run
-from discern.pretraining.run import clocked_work, pretrain
+from discern.pretraining.resume import refuse_another_run
+from discern.pretraining.run import clocked_work, plan, pretrain
 from discern.progress import Silent
 from discern.training import trackers
 from discern.training.pretrain_config import read_written_config
@@ -85,7 +85,7 @@ def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: P
     listener.note = notes.append  # type: ignore[method-assign]
     pretrain(**options, overrides=("train.max_steps=6", "train.micro_batch_size=4"), progress=listener)
     assert any(
-        note.startswith("train.micro_batch_size None -> 4: training continues, but the weights will not") for note in notes
+        "differently (train.micro_batch_size None -> 4): training continues, but the weights will not" in note for note in notes
     )
 
 
@@ -137,7 +137,7 @@ def test_the_average_is_what_readers_get_and_a_resumed_run_keeps(data: Path, tmp
 def test_a_longer_or_shorter_run_keeps_the_warm_up_that_was_fitted(data: Path, tmp_path: Path) -> None:
     for steps in (5, 40, 7):
         overrides = (f"train.max_steps={steps}",)
-        resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
+        resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
         assert (resolved.config.train.max_steps, resolved.config.optimizer.warmup_steps) == (steps, 1)
         if not (tmp_path / "run.json").is_file():
             pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
@@ -147,16 +147,16 @@ def test_a_run_keeps_what_was_fitted_to_its_steps_under_a_time_budget(data: Path
     overrides = ("train.max_steps=5",)
     pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
     longer = (*overrides, "train.max_hours=1")
-    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=longer, warn=pytest.fail)
+    resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=longer, warn=pytest.fail)
     assert resolved.config.optimizer.warmup_steps == 1
-    refuse_another_run(resolved)
+    refuse_another_run(tmp_path, resolved.data, resolved.config, {})
 
 
 def test_a_run_that_cannot_be_shortened_says_so(data: Path, tmp_path: Path) -> None:
     schedule = ("optimizer.schedule=wsd", "optimizer.warmup_steps=6")
     pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*schedule, "train.max_steps=10"), progress=Silent())
     with pytest.raises(ConfigError) as caught:
-        resolve_run(data=data, out=tmp_path, preset="tiny", overrides=("train.max_steps=6", schedule[0]), warn=pytest.fail)
+        plan(data=data, out=tmp_path, preset="tiny", overrides=("train.max_steps=6", schedule[0]), warn=pytest.fail)
     assert "cannot be resumed with train.max_steps=6: optimizer.warmup_steps" in caught.value.message
     assert caught.value.hint == f"to end it early, continue it in another folder: --decay-from {tmp_path} --out NEW"
 
@@ -166,8 +166,8 @@ def test_the_clock_of_a_time_budget_is_kept_by_the_configuration_of_a_run(data: 
     for name, more in (("preset", ()), ("log", ("train.log_every_steps=3",))):
         overrides = ("train.max_hours=1", "train.max_steps=2", *more)
         pretrain(data=data, out=tmp_path / name, preset="tiny", overrides=overrides, progress=Silent())
-        first = resolve_run(data=data, out=tmp_path / "new", preset="tiny", overrides=overrides, warn=pytest.fail)
-        again = resolve_run(data=data, out=tmp_path / "new", config=tmp_path / name, warn=pytest.fail)
+        first = plan(data=data, out=tmp_path / "new", preset="tiny", overrides=overrides, warn=pytest.fail)
+        again = plan(data=data, out=tmp_path / "new", config=tmp_path / name, warn=pytest.fail)
         intervals[name] = [clocked_work(each) for each in (first, again)]
     assert intervals["preset"] == [["log", "evaluate", "checkpoint"]] * 2
     assert intervals["log"][0] == ["evaluate", "checkpoint"]
@@ -181,7 +181,7 @@ def test_a_run_that_began_before_warm_ups_were_fitted_is_resumed(
     pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
     file = tmp_path / "config.toml"
     file.write_text(file.read_text().replace("warmup_steps = 1", "warmup_steps = 10"))
-    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
+    resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
     assert resolved.config.optimizer.warmup_steps == 10
 
 

@@ -13,9 +13,7 @@ from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError
 from discern.pretraining.estimate import estimate
-from discern.pretraining.resolved_run import Replay, resolve_run
-from discern.pretraining.rows import check_shares, training_stream
-from discern.pretraining.run import pretrain
+from discern.pretraining.run import Replay, check_shares, plan, pretrain, training_stream
 from discern.pretraining.start_config import start_config
 from discern.progress import Silent
 from discern.training import checkpoint
@@ -49,7 +47,7 @@ def run(data: Path, out: Path, *overrides: str, **options: Any) -> dict[str, Any
 
 
 def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, tmp_path: Path) -> None:
-    plan = estimate(data=data, out=tmp_path / "out", preset="tiny", overrides=SCHEDULES).values
+    estimated = estimate(data=data, out=tmp_path / "out", preset="tiny", overrides=SCHEDULES).values
     config, opened = load_pretrain_config(None, "tiny", SCHEDULES).config, TokenData.open(data)
     assert config.train.sequences_per_step == 4
     with torch.device("meta"):
@@ -57,9 +55,9 @@ def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, tmp_path:
     phase = objective.phases(12)[0]
     sizes = [(16, 4)] * 4 + [(16, 8)] * 4 + [(32, 4)] * 4
     flops = [step_flops(objective, phase, length, rows).executed for length, rows in sizes]
-    assert plan["flops"] == pytest.approx(sum(flops))
+    assert estimated["flops"] == pytest.approx(sum(flops))
     streams = training_stream(opened, config).streams  # type: ignore[attr-defined]
-    assert plan["epochs"] == pytest.approx(48 / streams[0].num_rows + 16 / streams[1].num_rows)
+    assert estimated["epochs"] == pytest.approx(48 / streams[0].num_rows + 16 / streams[1].num_rows)
     run(data, tmp_path / "run")
     records = [record for record in read_metrics(tmp_path / "run") if "tokens" in record]
     assert [record["flops"] for record in records] == [round(sum(flops[: step + 1])) for step in range(12)]
@@ -99,10 +97,10 @@ def test_rows_that_the_processes_cannot_share_are_refused() -> None:
 def test_a_resumed_run_may_end_before_the_last_stage_of_its_batch(data: Path, tmp_path: Path) -> None:
     run(data, tmp_path)
     shorter = [*SCHEDULES, "train.max_steps=3"]
-    resolved = resolve_run(data=data, out=tmp_path, preset="tiny", overrides=shorter, warn=pytest.fail)
+    resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=shorter, warn=pytest.fail)
     assert resolved.config.train.batch_schedule == ((0, 64), (256, 128))
     with pytest.raises(ConfigError, match="the last stage begins at token"):
-        resolve_run(data=data, out=tmp_path.parent / "new", preset="tiny", overrides=shorter, warn=pytest.fail)
+        plan(data=data, out=tmp_path.parent / "new", preset="tiny", overrides=shorter, warn=pytest.fail)
 
 
 def test_a_micro_batch_may_be_as_large_as_the_last_stage() -> None:
@@ -126,7 +124,7 @@ def test_a_new_run_from_the_weights_keeps_the_last_sizes(data: Path, tmp_path: P
     assert (config.train.batch_schedule, config.data.length_schedule) == ((), ())
     assert (config.train.sequences_per_step, config.data.sequence_length) == (4, 32)
     with pytest.raises(ConfigError, match=r"--replay mixes rows of one length, but data\.length_schedule changes it"):
-        resolve_run(
+        plan(
             data=data,
             out=tmp_path / "more",
             init_from=tmp_path / "run",

@@ -43,7 +43,8 @@ from discern.pretraining import adapt as adapting
 from discern.pretraining import evaluate as held_out
 from discern.pretraining import run as pretraining
 from discern.pretraining.estimate import estimate
-from discern.pretraining.resolved_run import Replay, Resume
+from discern.pretraining.resume import Resume
+from discern.pretraining.run import Replay
 from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
 from discern.tasks.base import Prediction

@@ -97,7 +97,7 @@ def adapt(
         model = console.local_model(model)
         from discern.pretraining.adapt import adapt as run
         from discern.pretraining.adapt import data_with_tokens
-        from discern.pretraining.resolved_run import Replay
+        from discern.pretraining.run import Replay
         from discern.pretraining.warm_start import AddedTokens
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)

@@ -20,7 +20,7 @@ from discern.compare.plan import ComparisonPlan, PlannedRun
 from discern.compare.tasks import TaskFolder
 from discern.config.schema import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
-from discern.pretraining.resolved_run import MAY_CHANGE
+from discern.pretraining.resume import MAY_CHANGE
 from discern.storage.checksums import Record, read_record, write_recorded
 from discern.training.metrics_log import held_out_metrics
 from discern.training.pretrain_config import read_written_config

@@ -43,8 +43,7 @@ from discern.convert.export import export
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.finetuning.run import finetune
 from discern.pretraining.bench import processor_name
-from discern.pretraining.resolved_run import fill_folder
-from discern.pretraining.run import pretrain
+from discern.pretraining.run import fill_folder, pretrain
 from discern.pretraining.warm_start import start_generator
 from discern.progress import Progress
 from discern.report.comparison import comparison_page

@@ -40,7 +40,7 @@ from discern.diagnosis.health import (
 from discern.errors import DataError
 from discern.parsing import is_number
 from discern.pretraining.evaluate import change_since
-from discern.pretraining.rows import heldout_stream
+from discern.pretraining.run import heldout_stream
 from discern.progress import Progress
 from discern.training.distributed import Ranks, choose_device
 from discern.training.evaluation import EVALUATION_SEED, evaluate

@@ -16,13 +16,11 @@ import torch
 from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError
 from discern.objectives.base import Objective
-from discern.pretraining.evaluate import check_sequences
-from discern.pretraining.opened_run import Run, fill_from_models, open_run
-from discern.pretraining.resolved_run import Replay, ResolvedRun, Resume, resolve_run
-from discern.pretraining.rows import heldout_stream
-from discern.pretraining.run import finish_run
+from discern.pretraining.evaluate import check_sequences, heldout_rows_of
+from discern.pretraining.resume import Resume
+from discern.pretraining.run import Plan, Replay, Run, fill_from_models, finish_run, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_record, write_recorded
@@ -82,37 +80,40 @@ def adapt(
     options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "replay": replay, "resume": resume}
     if added is not None:
         data = data_with_tokens(model, data=data, added=added, progress=progress, **options)
-    resolved = _resolve(model, data=data, progress=progress, **options)
-    for name, text in _texts(resolved).items():
-        counts = text.manifest.statistics
-        report_unknown(
-            counts.unknown_tokens, counts.tokens, progress.note, warning_to(progress), of=f"{name} text", advice=MORE_TOKENS
-        )
-    with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
-        run = open_run(resolved, ranks, folder, progress)
+    planned = _plan(model, data=data, progress=progress, **options)
+    for name, text in _texts(planned).items():
+        counts, warn = text.manifest.statistics, warning_to(progress)
+        report_unknown(counts.unknown_tokens, counts.tokens, progress.note, warn, of=f"{name} text", advice=MORE_TOKENS)
+
+    # Measure, train and measure again
+    path = out / ADAPTATION_FILE
+    with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(out) as folder:
+        run = open_run(planned, ranks, folder, progress)
         first = run.state.step
-        kept = _before(run, ranks, progress, sequences)
+        results = _before(run, path, ranks, progress, sequences)
         record = finish_run(run, ranks, stop, progress)
-        earlier = _read(out / ADAPTATION_FILE)
-        if first == run.state.step == earlier.get("step") and "after" in earlier:
-            return earlier if ranks.writes else None  # an earlier session has finished the run
+        stored = _read(path)
+        if first == run.state.step == stored.get("step") and "after" in stored:
+            return stored if ranks.writes else None  # an earlier session has finished the run
         stopped = agree_to_stop(stop, ranks)  # a signal may have reached only some ranks
         with averaged(run.objective, run.state.average):
-            after = {} if stopped else _measure(run.objective, resolved, ranks, progress, sequences, "after")
+            after = {} if stopped else _measure(run.objective, planned, ranks, progress, sequences, "after")
     leave_if_stopped(stop, run.state.step, progress)
     if stopped or not ranks.writes:
         return None
-    for name, most in _MOST_PERPLEXITY.items():
-        if name in after and after[name]["perplexity"] > most * kept["before"][name]["perplexity"]:
+
+    # Warn if the model is worse, and store the metrics
+    for name, limit in _MOST_PERPLEXITY.items():
+        if name in after and after[name]["perplexity"] > limit * results["before"][name]["perplexity"]:
             progress.note(
-                f"warning: perplexity on the {name} text rose from {kept['before'][name]['perplexity']:,.4g} to "
+                f"warning: perplexity on the {name} text rose from {results['before'][name]['perplexity']:,.4g} to "
                 f"{after[name]['perplexity']:,.4g}: this training has made the model worse; try a lower "
                 "optimizer.learning_rate, a larger optimizer.warmup_steps, fewer train.max_steps or more text"
                 + (", or a larger --replay-share" if name == "general" else "")
             )
-    found = {"step": record["step"], **kept, "after": after}
-    write_recorded(out, {ADAPTATION_FILE: json.dumps(found, indent=1) + "\n"})
-    return found
+    results = {"step": record["step"], **results, "after": after}
+    write_recorded(out, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
+    return results
 
 
 def data_with_tokens(model: Path, *, data: Path, out: Path, added: AddedTokens, progress: Progress, **options: Any) -> Path:
@@ -124,84 +125,68 @@ def data_with_tokens(model: Path, *, data: Path, out: Path, added: AddedTokens, 
     Raises:
         ConfigError, DataError: the options are not compatible, or no token can be added.
     """
-    _resolve(model, data=data, out=out, progress=progress, **options)
+    _plan(model, data=data, out=out, progress=progress, **options)
     return extended_data(data, out, added, progress)
 
 
-def _resolve(model: Path, *, progress: Progress, **options: Any) -> ResolvedRun:
-    resolved = resolve_run(init_from=model, warn=progress.note, **options)
-    _check_held_out(resolved)
-    _check_word_loss(resolved, model)
-    return resolved
-
-
-def _texts(resolved: ResolvedRun) -> dict[str, TokenData]:
-    """The data sets to evaluate on."""
-    return {"domain": resolved.data} | ({} if resolved.replayed is None else {"general": resolved.replayed})
-
-
-def _check_held_out(resolved: ResolvedRun) -> None:
-    for data in _texts(resolved).values():
-        if data.split("heldout").num_tokens == 0:
-            raise DataError(
-                f"{data.folder} has no held-out split, so gains and forgetting cannot be measured",
-                hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
-            )
-
-
-def _check_word_loss(resolved: ResolvedRun, model: Path) -> None:
-    """Raise an error if the objective has no loss that measures how well words are predicted."""
+def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
+    """Plan the run, and check that its gains can be measured: there are held-out rows, and a loss over words."""
+    planned = plan(init_from=model, warn=progress.note, **options)
+    for data in _texts(planned).values():
+        heldout_rows_of(data, planned.config)
     with torch.device("meta"):
-        objective = build_objective(resolved.config, vocabulary_of(resolved.data))
-    metrics = objective.evaluator().compute()
-    if not any(name in metrics for name in _WORD_LOSSES):
+        objective = build_objective(planned.config, vocabulary_of(planned.data))
+    if not objective.evaluator().compute().keys() & set(_WORD_LOSSES):
         raise ConfigError(
-            f"objective '{resolved.config.objective.name}' has no loss over words, by which the gain could be measured",
+            f"objective '{planned.config.objective.name}' has no loss over words, by which the gain could be measured",
             hint=f"discern pretrain --init-from {model} starts in the same way, but measures nothing",
         )
+    return planned
 
 
-def _before(run: Run, ranks: Ranks, progress: Progress, sequences: int) -> dict[str, Any]:
-    """Metrics of the model at the start of the run: measured now, or stored when it started."""
-    resolved = run.resolved
-    path = resolved.out / ADAPTATION_FILE
-    texts = {name: data.fingerprint for name, data in _texts(resolved).items()}
-    kept = _read(path)
-    if run.state.step > 0 and kept.get("texts") == texts and kept.get("sequences") == sequences:
-        return {name: kept[name] for name in ("texts", "sequences", "start", "fresh", "added_tokens", "before")}
-    objective, filled = run.objective, run.filled
-    assert resolved.start is not None
-    if filled is None:  # the run is resumed
-        objective = build_objective(resolved.config, vocabulary_of(resolved.data))
-        objective.initialize(resolved.config.train.seed)
-        filled = fill_from_models(resolved, objective, progress)
-        assert filled is not None
+def _texts(planned: Plan) -> dict[str, TokenData]:
+    """The data sets to evaluate on."""
+    return {"domain": planned.data} | ({} if planned.replayed is None else {"general": planned.replayed})
+
+
+def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: int) -> dict[str, Any]:
+    """Metrics of the model at the start of the run: measured now, or stored at `path` when it started."""
+    planned, objective, result = run.plan, run.objective, run.warm_start
+    texts = {name: data.fingerprint for name, data in _texts(planned).items()}
+    stored = _read(path)
+    if run.state.step > 0 and stored.get("texts") == texts and stored.get("sequences") == sequences:
+        return {name: stored[name] for name in _Adaptation.model_fields}
+    assert planned.start is not None
+    if result is None:  # the run is resumed
+        objective = build_objective(planned.config, vocabulary_of(planned.data))
+        objective.initialize(planned.config.train.seed)
+        result = fill_from_models(planned, objective, progress)
+        assert result is not None
         objective.to(ranks.device)
-    found = {
+    results = {
         "texts": texts,
         "sequences": sequences,
-        "start": resolved.start.description,
-        "fresh": list(filled.fresh),
-        "added_tokens": filled.added_tokens,
-        "before": _measure(objective, resolved, ranks, progress, sequences, "before"),
+        "start": planned.start.description,
+        "fresh": list(result.fresh),
+        "added_tokens": result.added_tokens,
+        "before": _measure(objective, planned, ranks, progress, sequences, "before"),
     }
     if ranks.writes:
-        write_recorded(resolved.out, {ADAPTATION_FILE: json.dumps(found, indent=1) + "\n"})
+        write_recorded(path.parent, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
     ranks.barrier()
-    return found
+    return results
 
 
-def _measure(objective: Objective, resolved: ResolvedRun, ranks: Ranks, progress: Progress, sequences: int, when: str) -> Metrics:
+def _measure(objective: Objective, planned: Plan, ranks: Ranks, progress: Progress, sequences: int, when: str) -> Metrics:
     """Held-out metrics on each text, in float32."""
-    found: Metrics = {}
-    for name, data in _texts(resolved).items():
-        stream = heldout_stream(data, resolved.config)
-        assert stream is not None
+    results: Metrics = {}
+    for name, data in _texts(planned).items():
+        stream = heldout_rows_of(data, planned.config)
         progress.start(f"measuring {when}, {name} text", min(sequences or stream.num_rows, stream.num_rows), "rows")
         metrics = evaluate(objective, stream, ranks, sequences=sequences, progress=progress)
         progress.finish()
-        found[name] = {**metrics, "perplexity": perplexity(metrics)}
-    return found
+        results[name] = {**metrics, "perplexity": perplexity(metrics)}
+    return results
 
 
 def perplexity(metrics: Mapping[str, float]) -> float:

@@ -24,8 +24,7 @@ from discern.config.layers import usual_vocabulary
 from discern.errors import NumericsError
 from discern.objectives.base import Phase
 from discern.pretraining.meta_bench import description, meta_bench, synthetic_context, synthetic_vocabulary
-from discern.pretraining.opened_run import workload_of
-from discern.pretraining.rows import check_shares
+from discern.pretraining.run import check_shares, workload_of
 from discern.progress import Progress, Silent
 from discern.training.compilation import shared_compilation
 from discern.training.distributed import join_ranks

@@ -13,9 +13,8 @@ from discern.artifacts.run import CHECKPOINTS, build_objective, check_words, voc
 from discern.config.schema import to_toml
 from discern.models.base import Network
 from discern.pretraining.meta_bench import meta_steps, slot_memory
-from discern.pretraining.opened_run import precision_of
-from discern.pretraining.resolved_run import ResolvedRun, Resume, has_progress, resolve_run
-from discern.pretraining.rows import check_shares, epochs_of, notes_on_rows, training_stream
+from discern.pretraining.resume import Resume
+from discern.pretraining.run import Plan, check_shares, epochs_of, notes_on_rows, plan, precision_of, training_stream
 from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
@@ -62,7 +61,7 @@ def estimate(
     Raises:
         ConfigError, DataError: the options do not fit together.
     """
-    resolved = resolve_run(
+    planned = plan(
         data=data,
         out=out,
         config=config,
@@ -73,13 +72,13 @@ def estimate(
         decay_from=decay_from,
         warn=lambda _: None,
     )
-    return _estimate(resolved, choose_device(device), processes)
+    return _estimate(planned, choose_device(device), processes)
 
 
-def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Estimate:
-    check_shares(resolved.config, Ranks(0, processes, device))
-    config, data = resolved.config, resolved.data
-    precision = precision_of(resolved, Ranks(0, 1, device)).name
+def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
+    check_shares(planned.config, Ranks(0, processes, device))
+    config, data = planned.config, planned.data
+    precision = precision_of(planned, Ranks(0, 1, device)).name
     check_words(config, data)
     vocabulary = vocabulary_of(data)
     with torch.device("meta"):
@@ -89,8 +88,8 @@ def _estimate(resolved: ResolvedRun, device: torch.device, processes: int) -> Es
     whole = run_flops(objective, config.train.max_steps, sizes)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS * (processes if device.type == "cuda" else 1)
     steps = _steps_in_time(config, whole, speed)
-    done = checkpoint.newest_step(resolved.out / CHECKPOINTS) if has_progress(resolved.out, resolved.resume) else 0
-    begin = min(steps, max(done, 0 if resolved.decay is None else resolved.decay.step))
+    done = checkpoint.newest_step(planned.out / CHECKPOINTS) if planned.has_progress else 0
+    begin = min(steps, max(done, 0 if planned.decay is None else planned.decay.step))
     # Weights that are divided take less than this.
     rows, at_once = config.train.sequences_per_step // processes, config.train.micro_batch_size
     share = {"sequences_per_step": rows, "micro_batch_size": None if at_once is None else min(at_once, rows)}

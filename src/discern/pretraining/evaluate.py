@@ -7,17 +7,19 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.artifacts.run import EVALUATION_FILE, is_run, read_record
+from discern.data.batching.rows import RowStream
 from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
 from discern.objectives.breakdown import Breakdown
-from discern.pretraining.rows import heldout_stream
+from discern.pretraining.run import heldout_stream
+from discern.pretraining.warm_start import another_tokenizer
 from discern.progress import Progress
 from discern.storage.checksums import write_recorded
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device
+from discern.training.pretrain_config import PretrainConfig
 
 
 def evaluate(
@@ -54,13 +56,20 @@ def evaluate(
     trained = open_model(model, warn=warn)
     objective, config = trained.objective, trained.evaluation_config
     assert config is not None  # the objective was built from it
-    opened = open_data(model, trained, data)
-    stream = heldout_stream(opened, config)
-    if stream is None:
-        raise DataError(
-            f"{opened.folder} has no held-out split",
-            hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
+
+    # Open the held-out rows
+    folder = data or trained.data
+    if folder is None:
+        raise ConfigError(
+            f"no data set is given, and {model} is an export, which does not record what it was trained on",
+            hint=f"add --data DATA; made by: discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5",
         )
+    opened = TokenData.open(folder)
+    if opened.tokenizer_fingerprint not in (expected := trained.tokenizer_fingerprints):
+        raise another_tokenizer(folder, opened.tokenizer_fingerprint, model, expected[0], trained.tokenizer_path)
+    stream = heldout_rows_of(opened, config)
+
+    # Evaluate
     is_own = is_run(model) and trained.data is not None and opened.location == located(trained.data)
     if is_own and (change := change_since(opened, model, read_record(model))) is not None:
         warn(f"{change}, and are not stored for the report")
@@ -82,10 +91,30 @@ def evaluate(
         )
     finally:
         progress.finish()
-    found = {"step": trained.step or 0, "rows": rows, **metrics, **breakdown.metrics()}
+    results = {"step": trained.step or 0, "rows": rows, **metrics, **breakdown.metrics()}
+
+    # Store the metrics of the run; a folder that cannot be written is no reason to lose them
     if is_own:
-        _keep(model, found, warn)
-    return found
+        try:
+            write_recorded(model, {EVALUATION_FILE: json.dumps(results, indent=1) + "\n"})
+        except OSError as problem:
+            warn(f"the metrics could not be stored for the report: {model / EVALUATION_FILE}: {problem.strerror}")
+    return results
+
+
+def heldout_rows_of(data: TokenData, config: PretrainConfig) -> RowStream:
+    """The held-out rows of a data set.
+
+    Raises:
+        DataError: it has no held-out split.
+    """
+    stream = heldout_stream(data, config)
+    if stream is None:
+        raise DataError(
+            f"{data.folder} has no held-out split, so nothing can be measured",
+            hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
+        )
+    return stream
 
 
 def change_since(data: TokenData, run: Path, record: Mapping[str, Any]) -> str | None:
@@ -103,30 +132,3 @@ def check_sequences(sequences: int) -> None:
     """
     if sequences < 0:
         raise ConfigError(f"--sequences is {sequences}, expected a number of rows", hint="0 evaluates on all of them")
-
-
-def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None:
-    """Store the metrics in the folder of the run. If the folder cannot be written, warn instead of failing."""
-    try:
-        write_recorded(run, {EVALUATION_FILE: json.dumps(found, indent=1) + "\n"})
-    except OSError as problem:
-        warn(f"the metrics could not be stored for the report: {run / EVALUATION_FILE}: {problem.strerror}")
-
-
-def open_data(model: Path, trained: ModelFolder, data: Path | None) -> TokenData:
-    """The data set to evaluate on, after checking that it was made with the model's tokenizer."""
-    folder = data or trained.data
-    prepare = f"discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5"
-    if folder is None:
-        raise ConfigError(
-            f"no data set is given, and {model} is an export, which does not record what it was trained on",
-            hint=f"add --data DATA; made by: {prepare}",
-        )
-    opened = TokenData.open(folder)
-    if opened.tokenizer_fingerprint not in trained.tokenizer_fingerprints:
-        raise DataError(
-            f"{folder} was made with a different tokenizer ({opened.tokenizer_fingerprint[:12]}) from that of {model} "
-            f"({trained.tokenizer_fingerprints[0][:12]})",
-            hint=f"prepare it again: {prepare}",
-        )
-    return opened

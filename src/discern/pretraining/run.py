@@ -1,4 +1,4 @@
-"""Pre-training. Read this module first: it opens a run, puts its parts together and runs the loop.
+"""Pre-training. Read this module first: it plans a run, checks the plan, builds or restores the run, and calls the loop.
 
 From here, four files lead to the losses of the generator and the discriminator: training/loop.py, objectives/masked.py,
 objectives/rtd.py and objectives/losses.py.
@@ -6,36 +6,90 @@ objectives/rtd.py and objectives/losses.py.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from discern.config.schema import flatten
+import torch
+
+from discern import __version__
+from discern.artifacts.model_folder import ModelFolder
+from discern.artifacts.opening import open_model
+from discern.artifacts.run import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    COUNTS_FILE,
+    RECORD_FILE,
+    TOKENIZER_FILE,
+    arithmetic,
+    build_objective,
+    check_parameters,
+    check_words,
+    counts_text,
+    is_run,
+    make_record,
+    read_record,
+    vocabulary_of,
+)
+from discern.config.problems import InvalidConfigError, Problem
+from discern.config.resolve import Resolved
+from discern.config.schema import flatten, to_toml
+from discern.data.batching.mixture import MixedStream, replay_fraction
+from discern.data.batching.rows import RowStream, SuccessiveRows, heldout_rows, scheduled_rows
+from discern.data.batching.stream import ExampleStream
+from discern.data.batching.two_part import TwoPartStream
+from discern.data.dataset.manifest import TOKENIZER_NAME
+from discern.data.dataset.shards import TokenData
+from discern.data.tokenizer.extension import pieces_of_added
 from discern.diagnosis.health import (
     HealthMonitor,
     diagnosable_from,
     diagnose_duplicates,
+    embedding_norm,
     expectations,
     unusual_findings,
     warning_of,
 )
+from discern.errors import CheckpointError, ConfigError, DataError
+from discern.models.unpadding import attention_path
 from discern.objectives.base import Objective
-from discern.pretraining.opened_run import Run, last_phase, open_run
-from discern.pretraining.resolved_run import ResolvedRun, Resume, resolve_run
-from discern.pretraining.rows import heldout_stream, training_source
+from discern.pretraining.decay import (
+    NEW_RUN,
+    RECORD_KEY,
+    DecayStart,
+    decay_settings,
+    open_start,
+    risen_rate,
+    run_of,
+    write_start,
+)
+from discern.pretraining.resume import MAY_CHANGE, Resume, had_results, has_progress, refuse_another_run, resumed_settings
+from discern.pretraining.start_config import start_config
+from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
+from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
+from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
+from discern.training import checkpoint
 from discern.training.average import average_warning
-from discern.training.config import NO_STEP_LIMIT, TrainConfig
-from discern.training.distributed import Ranks, join_ranks
+from discern.training.compilation import Compilation, Workload, shared_compilation
+from discern.training.config import NO_STEP_LIMIT
+from discern.training.distributed import Ranks, check_ranks, check_same_start, join_ranks
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
 from discern.training.loop import train, written_record
 from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.pretrain_config import PretrainConfig
-from discern.training.schedule import step_sizes
-from discern.training.state import State, TrainContext
+from discern.training.precision import Precision, check_weight_precision, shape_of, shared_precision
+from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
+from discern.training.rank_environment import lock_patience
+from discern.training.replica import check_groups, shards_of
+from discern.training.schedule import step_sizes, unused_by_schedule
+from discern.training.state import BatchSource, State, TrainContext
+from discern.training.trackers import check_tensorboard, check_tracker
 
 
 def pretrain(
@@ -66,7 +120,7 @@ def pretrain(
         CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
-    resolved = resolve_run(
+    planned = plan(
         data=data,
         out=out,
         config=config,
@@ -77,116 +131,566 @@ def pretrain(
         decay_from=decay_from,
         warn=progress.note,
     )
-    with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(resolved.out) as folder:
-        run = open_run(resolved, ranks, folder, progress, same_precision_as)
+    with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(out) as folder:
+        run = open_run(planned, ranks, folder, progress, same_precision_as)
         record = finish_run(run, ranks, stop, progress)
     leave_if_stopped(stop, run.state.step, progress, complete=not run.state.interrupted)
     return record if ranks.writes else None
 
 
+# Plan: read the files that the options name.
+
+
+@dataclass(frozen=True)
+class Replay:
+    """General text that is mixed in to prevent forgetting.
+
+    Attributes:
+        data: data set with the same tokenizer, or with the one that was extended.
+        share: fraction of the examples, in [0, 1).
+    """
+
+    data: Path
+    share: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A pre-training run before anything is written.
+
+    Attributes:
+        out: folder of the run.
+        settings: configuration of the run, with the origin of every value.
+        data: data set to train on.
+        start: model whose weights the run starts from; None: it starts from random weights.
+        replay: text to mix in.
+        replayed: data set of that text.
+        decay: checkpoint of a run that this one continues; None also if it has checkpoints of its own already.
+    """
+
+    out: Path
+    resume: Resume
+    settings: Resolved[PretrainConfig]
+    data: TokenData
+    start: ModelFolder | None = None
+    replay: Replay | None = None
+    replayed: TokenData | None = None
+    decay: DecayStart | None = None
+
+    @property
+    def config(self) -> PretrainConfig:
+        """Configuration of the run."""
+        return self.settings.config
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether the folder holds a run to be resumed. One that ended before its first checkpoint has nothing to resume."""
+        return has_progress(self.out, self.resume)
+
+    @property
+    def user_set(self) -> frozenset[str]:
+        """Settings that the user has set. The configuration of a run repeats every setting, whether the user set it or not."""
+        return self.settings.user_set - self.settings.repeated
+
+    @property
+    def earlier_record(self) -> Mapping[str, Any]:
+        """run.json of the run in the folder if it is resumed, or of the one that this run branches off; empty for a new run."""
+        if self.has_progress:
+            return read_record(self.out)
+        return {} if self.decay is None else self.decay.record
+
+    def start_record(self) -> dict[str, Any]:
+        """Entries of run.json about the model or run that the run starts from and the text that is mixed in."""
+        entries: dict[str, Any] = {} if self.decay is None else self.decay.entry()
+        if (start := self.start) is not None:
+            model, weights = str(start.folder.resolve()), start.weights_fingerprint
+            entries["start"] = {"model": model, "description": start.description, "weights": weights}
+        if (text := self.replayed) is not None and self.replay is not None:
+            entries["replay"] = {"data": text.location, "data_fingerprint": text.fingerprint, "share": self.replay.share}
+        return entries
+
+
+def plan(
+    *,
+    data: Path,
+    out: Path,
+    config: Path | None = None,
+    preset: str | None = None,
+    overrides: Sequence[str] = (),
+    resume: Resume = "auto",
+    init_from: Path | None = None,
+    replay: Replay | None = None,
+    decay_from: Path | None = None,
+    warn: Callable[[str], None],
+) -> Plan:
+    """Resolve the settings of a run and open the files that its options name. Nothing is written.
+
+    Args:
+        config: TOML file of settings, or the folder of a run.
+        overrides: settings that override preset and file, as "section.key=value".
+        init_from: folder of a model whose weights the run starts from; no preset is needed then.
+        replay: text to mix in; only with `init_from`.
+        decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
+        warn: called for each damaged checkpoint that was skipped.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: the options are not compatible, or a file is missing or damaged.
+    """
+    source, step = (None, None) if decay_from is None else run_of(decay_from)
+    OutputFolder(out).check(data, init_from, source, replay.data if replay else None)
+    opened, resumes = TokenData.open(data), has_progress(out, resume)
+
+    # A decay continues another run; once it has a checkpoint of its own, it is resumed as any run
+    if decay_from is not None and source is not None:
+        for name, value in {"a configuration file": config, "--preset": preset, "--init-from": init_from}.items():
+            if value is not None:
+                raise ConfigError(
+                    f"--decay-from takes settings and weights from {decay_from}, so {name} is not allowed",
+                    hint=f"leave out {name}",
+                )
+        if not resumes:
+            decay = open_start(decay_from, opened, warn)
+            settings = decay_settings(decay.config, decay.run, decay.step, overrides, MAY_CHANGE)
+            return Plan(out, resume, settings, opened, decay=decay)
+        began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
+        if began is None or Path(began["run"]) != source.resolve() or step not in (None, began["step"]):
+            what = "is not a decay of another run" if began is None else f"continues {began['run']} from step {began['step']:,}"
+            raise ConfigError(f"{out} holds a run that {what}, not the one given to --decay-from", hint=NEW_RUN)
+        settings = decay_settings(read_written_config(out / CONFIG_FILE), out, began["step"], overrides, MAY_CHANGE)
+        return Plan(out, resume, settings, opened)
+
+    # A run with random weights
+    if init_from is None:
+        load = partial(resumed_settings, out) if resumes else load_pretrain_config
+        return Plan(out, resume, load(config, preset, overrides), opened)
+
+    # A run that starts from a model
+    start = open_model(init_from, warn=warn)
+    added_pieces(start, opened)
+    earlier = read_written_config(out / CONFIG_FILE) if resumes else None
+    settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
+    replayed = None if replay is None else _open_replay(replay, settings.config, opened)
+    return Plan(out, resume, settings, opened, start, replay, replayed)
+
+
+def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> TokenData:
+    """The data set to mix in.
+
+    Raises:
+        ConfigError: the share is invalid, or the rows of this objective cannot be mixed.
+        DataError: it has another tokenizer.
+    """
+    replay_fraction(replay.share)
+    if config.data.packing == "two-part":
+        raise ConfigError(
+            f"--replay mixes whole rows, and objective '{config.objective.name}' builds each row from two parts of one text",
+            hint="leave out --replay, or prepare one data set from both texts: discern prepare DOMAIN GENERAL --out DATA",
+        )
+    if config.data.length_schedule:
+        raise ConfigError(
+            "--replay mixes rows of one length, but data.length_schedule changes it during the run",
+            hint="leave out --replay, or --set data.length_schedule=[]",
+        )
+    replayed = TokenData.open(replay.data)
+    same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
+    if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:
+        ours, theirs = data.tokenizer_fingerprint, replayed.tokenizer_fingerprint
+        raise another_tokenizer(replayed.folder, theirs, data.folder, ours, data.folder / TOKENIZER_NAME)
+    return replayed
+
+
+def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
+    """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
+    lengths = step_sizes(config.train, config.data).row_stretches
+    split, in_slots = data.split("train"), config.objective.reads_in_order
+    return scheduled_rows(split, data.special_tokens, config.data, config.train.seed, lengths, in_slots=in_slots)
+
+
+def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
+    """Held-out rows in their own order; None if the data set has no held-out split."""
+    split = data.split("heldout")
+    return None if split.num_tokens == 0 else heldout_rows(split, data.special_tokens, config.data)
+
+
+def epochs_of(rows: RowStream, examples: int) -> float:
+    """Number of times that the first `examples` rows read the text."""
+    return rows.epochs(examples) if isinstance(rows, SuccessiveRows) else examples / rows.num_rows
+
+
+# Check: everything that can be known before the folder is changed.
+
+
+def check(plan: Plan, ranks: Ranks) -> None:
+    """Check a plan on these ranks, and report all problems together. Nothing is written.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: the options are not compatible with each other, the machine or the folder.
+    """
+    config, data, train, began = plan.config, plan.data, plan.config.train, plan.start_record()
+    same_on_all_ranks = {
+        "data set": data.fingerprint,
+        "tokenizer": data.tokenizer_fingerprint,
+        "version": __version__,
+        "model to start from": began.get("start", {}).get("weights", "none"),
+        "replayed data set": began.get("replay", {}).get("data_fingerprint", "none"),
+    }
+    checks: tuple[Callable[[], object], ...] = (
+        lambda: check_tracker(train.tracker),
+        lambda: check_tensorboard() if train.tensorboard else None,
+        lambda: check_weight_precision(train, ranks),
+        lambda: check_shares(config, ranks),
+        lambda: check_groups(train, ranks),
+        lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
+        lambda: check_words(config, data),
+        lambda: check_parameters(config, vocabulary_of(data), ranks.device, shards_of(train, ranks)),
+        lambda: _check_phases(plan),
+        lambda: refuse_another_run(plan.out, data, config, began) if plan.has_progress else _refuse_other_files(plan),
+    )
+    problems: dict[str, ConfigError | DataError | CheckpointError] = {}
+    for run_check in checks:
+        try:
+            run_check()
+        except (ConfigError, DataError, CheckpointError) as problem:
+            problems[problem.message] = problem
+    if len(problems) == 1:
+        raise next(iter(problems.values()))
+    if problems:
+        raise InvalidConfigError([Problem("", problem.message, problem.hint) for problem in problems.values()])
+
+
+def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
+    """Check that the sequences of a step can be divided evenly among the ranks.
+
+    Raises:
+        ConfigError: they cannot be divided evenly.
+    """
+    for size in step_sizes(config.train, config.data).stretches:
+        if size.rows % ranks.world_size:
+            what = f"train.sequences_per_step {size.rows}"
+            if config.train.batch_schedule or config.data.length_schedule:
+                what = f"the {size.rows} rows of {size.length} in an update of {size.rows * size.length:,} tokens"
+            raise ConfigError(
+                f"{what} cannot be divided evenly among {ranks.world_size} processes",
+                hint=f"set a number of rows that is a multiple of {ranks.world_size}",
+            )
+
+
+def _check_phases(plan: Plan) -> None:
+    """Check that the phases of the objective fit into the steps of the run."""
+    with torch.device("meta"):
+        build_objective(plan.config, vocabulary_of(plan.data)).phases(plan.config.train.max_steps)
+
+
+def _refuse_other_files(plan: Plan) -> None:
+    """Check that the folder holds nothing but a run, or the remains of one that was killed while it started."""
+    if plan.resume == "must":
+        raise CheckpointError(f"{plan.out} has no checkpoint to resume from", hint="leave out --resume to start a new run")
+    if not is_run(plan.out):
+        written_first = {CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, COUNTS_FILE, CHECKSUMS_NAME}
+        OutputFolder(plan.out).refuse_others(written_first, "run")
+
+
+# Open: build the networks, start or restore them, and claim the folder.
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run whose networks have their weights and whose folder is locked.
+
+    Attributes:
+        warm_start: how the weights of a model were used; None if the run was resumed or started from random weights.
+        start_norm: mean norm of the initial word embeddings; None if unknown.
+    """
+
+    plan: Plan
+    objective: Objective
+    state: State
+    warm_start: WarmStartResult | None
+    start_norm: float | None
+    precision: Precision
+    compilation: Compilation
+
+
+def open_run(
+    plan: Plan, ranks: Ranks, folder: OutputFolder, progress: Progress, same_precision_as: Mapping[str, Any] | None = None
+) -> Run:
+    """Check the plan, build the networks with their weights on the device, and claim the folder for the run.
+
+    Raises:
+        ConfigError, DataError: the options are not compatible, or another process is using the folder; nothing was written.
+        CheckpointError: the folder's checkpoints are damaged.
+    """
+    config, out = plan.config, plan.out
+    # Locked before its checkpoints are read: another process could otherwise write a newer one in between.
+    ranks.run_on_rank_zero(lambda: folder.acquire(lock_patience()))
+    check(plan, ranks)
+    resumes, record = plan.has_progress, plan.earlier_record
+    decay = None if resumes else plan.decay
+
+    # Build the networks with the weights of the seed
+    objective = build_objective(config, vocabulary_of(plan.data))
+    objective.initialize(config.train.seed)
+
+    # Start from models, or restore the newest intact checkpoint
+    contents = None if decay is None else decay.contents
+    if resumes:
+        contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
+    check_same_start(ranks, None if contents is None else contents.step)
+    warm_start = fill_from_models(plan, objective, progress) if contents is None else None
+    began = plan.start_record()
+    if resumes and RECORD_KEY in record:
+        began[RECORD_KEY] = record[RECORD_KEY]
+    # Random weights can be recomputed from the seed; those of another model are not stored.
+    foreign = plan.start is not None or config.objective.generator_source is not None or "start" in began.get(RECORD_KEY, {})
+    start_norm = embedding_norm(objective) if contents is None or not foreign else None
+    state = State()
+    if contents is not None:
+        checkpoint.load_model_tensors(objective, contents.model, str(out))
+        objective.load_carry_state(contents.carry)
+        state = State.from_checkpoint(contents)
+    ranks.barrier()  # all ranks have read the folder
+
+    # Choose precision and compilation
+    precision = precision_of(plan, ranks, same_precision_as)
+    workload = workload_of(config, ranks, precision.name)
+    compilation = shared_compilation(config.train.compile, ranks, workload, record.get("arithmetic"))
+    run = Run(plan, objective, state, warm_start, start_norm, precision, compilation)
+
+    # Claim the folder
+    if ranks.writes:
+        computed = arithmetic(ranks.device, precision.name, objective, ranks.world_size)
+        computed |= {"compile": compilation.mode} if config.train.compile else {}
+        for line in _notes(run, ranks, record.get("arithmetic", computed), computed):
+            progress.note(line)
+        if is_run(out) and not resumes and (plan.resume == "never" or had_results(out)):
+            progress.note(f"moved the earlier run to {folder.move_aside()}")
+        folder.make()
+        if contents is None or contents.step <= config.train.max_steps:  # else it is complete, and keeps its own configuration
+            entries = make_record(plan.data, objective, computed) | precision.record() | compilation.record() | began
+            fill_folder(out, config, entries, plan.data)
+        if decay is not None:
+            write_start(out, decay, config.train.keep_checkpoints)
+    ranks.barrier()
+    objective.to(ranks.device)
+    return run
+
+
+def fill_from_models(plan: Plan, objective: Objective, progress: Progress) -> WarmStartResult | None:
+    """Copy the weights of the models that a run starts from into an objective with the weights of its seed.
+
+    Returns how those of `plan.start` were used; None if the encoder starts from random weights.
+    """
+    result = None if plan.start is None else fill(objective, plan.start, added_pieces(plan.start, plan.data))
+    if (folder := plan.config.objective.generator_source) is not None:
+        start_generator(objective, Path(folder), plan.data.tokenizer_fingerprint, progress.note)
+    return result
+
+
+def precision_of(plan: Plan, ranks: Ranks, same_precision_as: Mapping[str, Any] | None = None) -> Precision:
+    """Precision of the run: the one it started with, that of another run, or the faster one on this machine."""
+    config, record = plan.config, plan.earlier_record
+    if record:
+        measured = record.get("precision_milliseconds")
+        same_precision_as = {**record.get("arithmetic", {}), "precision_milliseconds": measured}
+    shape = shape_of(config.model, _rows_at_once(config, ranks) * config.data.sequence_length)
+    return shared_precision(config.train.precision, ranks, shape, same_precision_as)
+
+
+def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workload:
+    """What the networks of a run compute in one forward pass."""
+    train, rows = config.train, _rows_at_once(config, ranks)
+    steps = None if train.max_hours is not None else train.max_steps
+    return Workload(config.model, rows, config.data.sequence_length, precision, steps, train.divides_weights(ranks.world_size))
+
+
+def _rows_at_once(config: PretrainConfig, ranks: Ranks) -> int:
+    return config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
+
+
+def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:
+    """Write the files that describe the run.
+
+    Raises:
+        DataError: the folder cannot be written.
+    """
+    try:
+        checkpoint.clean(out / CHECKPOINTS)
+        data.tokenizer()  # the tokenizer that the ids belong to
+        tokenizer = (data.folder / TOKENIZER_NAME).read_bytes()
+        files = {CONFIG_FILE: to_toml(config), RECORD_FILE: json.dumps(record, indent=1) + "\n"}
+        write_recorded(out, {TOKENIZER_FILE: tokenizer, COUNTS_FILE: counts_text(data), **files})
+    except OSError as problem:
+        raise cannot_write(out, problem) from problem
+
+
+# Notes: what the user should know before training.
+
+
+def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[str, Any]) -> list[str]:
+    """Settings without effect, notes about the rows, what the run starts from, and how it is computed.
+
+    Args:
+        before: the arithmetic that the run was computed with so far.
+        computed: its arithmetic from now on.
+    """
+    plan, config, train, out = run.plan, run.plan.config, run.plan.config.train, run.plan.out
+    before, computed = dict(before), dict(computed)
+    notes = [f"{drop.key} = {drop.value} of the {drop.origin} does not apply: {drop.reason}" for drop in plan.settings.dropped]
+
+    # Settings without effect
+    for section, settings, unused in (
+        ("objective", config.objective, config.objective.without_effect()),
+        ("data", config.data, {k: v for k, v in config.data.without_effect().items() if f"data.{k}" in plan.user_set}),
+        ("optimizer", config.optimizer, unused_by_schedule(config.optimizer, plan.user_set)),
+    ):
+        for name, needed in unused.items():
+            notes.append(f"{section}.{name} = {getattr(settings, name)} has no effect: it needs {section}.{needed}")
+    notes += notes_on_rows(plan.data, config)
+    if (last := _last_phase(run)) is not None:
+        notes.append(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run earlier")
+
+    # What the run starts from
+    if plan.has_progress:
+        earlier = read_written_config(out / CONFIG_FILE)
+        if (warning := risen_rate(earlier, config, run.state.step)) is not None:
+            notes.append(f"warning: {warning}")
+        notes.append(f"resuming {out} at step {run.state.step}")
+        for key in ("micro_batch_size", "gradient_checkpointing"):
+            before[f"train.{key}"], computed[f"train.{key}"] = getattr(earlier.train, key), getattr(train, key)
+    elif plan.decay is not None:
+        steps = train.max_steps - plan.decay.step
+        notes.append(
+            f"continuing {plan.decay.run} at step {plan.decay.step:,}: the learning rate decays to zero over {steps:,} steps"
+        )
+    elif plan.resume == "auto" and is_run(out):
+        notes.append(f"{out} holds a run without a checkpoint; it starts again")
+    if (result := run.warm_start) is not None and plan.start is not None:
+        fresh = f"; fresh: {', '.join(result.fresh)}" if result.fresh else ""
+        added = f"; {result.added_tokens:,} added tokens" if result.added_tokens else ""
+        notes.append(f"starting from {plan.start.description}{fresh}{added}")
+
+    # How it is computed: a run is reproduced bit for bit only if it is computed in the same way throughout
+    if (path := attention_path(run.objective, ranks.device, run.precision.name)) is not None:
+        notes.append(path.note)
+    if train.compile:
+        notes.append(run.compilation.note)
+    changed = [f"{key} {before[key]} -> {value}" for key, value in computed.items() if before.get(key, value) != value]
+    if changed:
+        notes.append(
+            f"this run is now computed differently ({', '.join(changed)}): training continues, but the weights will not be bit "
+            "for bit those of an uninterrupted run"
+        )
+    return notes
+
+
+def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
+    """Notes about the rows, for the user to read before training."""
+    rows = training_stream(data, config)
+    if isinstance(rows, SuccessiveRows):
+        rows = rows.streams[0]  # of the shortest rows, in which sentences end least often
+    if not isinstance(rows, TwoPartStream) or not config.objective.predicts_next_sentence:
+        return []
+    share = rows.follows_share()
+    if share > 0.4:  # half is intended; with fewer, the next-sentence task is hardly learned
+        return []
+    return [
+        f"next-sentence prediction: segment B follows segment A in about {share:.0%} of the rows instead of half. A must end "
+        f"with a sentence, and in most rows no sentence ends early enough, so the answer 'no' is nearly always right. Prepare "
+        f"the text with one sentence per line, or set a longer data.sequence_length, or objective.next_sentence_weight=0"
+    ]
+
+
+def _last_phase(run: Run) -> tuple[str, int] | None:
+    """Name of the last of several phases, and the number of steps before it, if a time budget may end the run earlier."""
+    train = run.plan.config.train
+    phases = run.objective.phases(train.max_steps)
+    if train.max_hours is None or len(phases) == 1:
+        return None
+    return phases[-1].name, train.max_steps - phases[-1].steps
+
+
 def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
     """Train the rest of a run. Return the last record of its metrics."""
-    out, state = run.resolved.out, run.state
-    complete = is_complete(state, run.resolved.config)
-    # A run that has done all its steps may still lack its last evaluation.
-    lacks_record = state.pending is not None and written_record(out, state, ranks) is None
-    if complete and not lacks_record:
-        limit = "train.max_steps" if state.step >= run.resolved.config.train.max_steps else "train.max_hours"
+    plan, objective, state = run.plan, run.objective, run.state
+    config, train_config, out = plan.config, plan.config.train, plan.out
+    seconds = None if train_config.max_hours is None else train_config.max_hours * 3600
+
+    # A run that has done all its steps, or used all its time, may still lack its last evaluation
+    complete = state.step >= train_config.max_steps or (seconds is not None and state.seconds >= seconds)
+    if complete and (state.pending is None or written_record(out, state, ranks) is not None):
+        limit = "train.max_steps" if state.step >= train_config.max_steps else "train.max_hours"
         progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise {limit}")
         return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
     state.finished = complete
-    record = _train(run, ranks, stop, progress)
-    if run.resolved.config.train.max_hours is not None and not state.interrupted and ranks.writes:
-        warning = average_warning(run.resolved.config.train, state.step)  # how many steps fit into the time was not known before
-        if warning is not None:
-            progress.note(f"warning: {warning}")
-        if is_complete(state, run.resolved.config) and state.step < run.resolved.config.train.max_steps:
-            progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
-    last = last_phase(run.objective, run.resolved.config)
-    if last is not None and state.step <= last[1] and not state.interrupted and ranks.writes:
-        progress.note(
-            f"warning: the time budget was used up after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, so "
-            f"that phase has not been trained. To continue, run the same command with a larger train.max_hours"
-        )
-    return record
 
-
-def _train(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
-    """Put the parts together and run the loop."""
-    config, data, objective, state = run.resolved.config, run.resolved.data, run.objective, run.state
-    out, steps, sizes = run.resolved.out, config.train.max_steps, step_sizes(config.train, config.data)
-    display = _timed(progress, config.train, state.seconds) if ranks.writes else Silent()
-    metrics_log = None
-    if ranks.writes:
-        metrics_log = MetricsLog(
-            out, state.step, tensorboard=config.train.tensorboard, tracker=config.train.tracker, warn=warning_to(display)
-        )
-    display.start("pre-training", steps, "steps")
+    # Show the progress in steps, or under a time budget as the fraction of it that is used
+    display: Progress = progress if ranks.writes else Silent()
+    if seconds is not None and ranks.writes:
+        bound = None if train_config.max_steps >= NO_STEP_LIMIT else train_config.max_steps
+        display = BudgetProgress(progress, seconds, state.seconds, bound)
+    display.start("pre-training", train_config.max_steps, "steps")
     display.advance(state.step)
-    statistics = data.manifest.statistics
+    statistics = plan.data.manifest.statistics
     for finding in unusual_findings(diagnose_duplicates(statistics.documents, statistics.duplicates)):
         display.note(warning_of(finding))
+
+    # Read the rows of the data set, mixed with those of the replayed text
+    source: BatchSource = training_stream(plan.data, config)
+    if plan.replayed is not None and plan.replay is not None:
+        replayed = training_stream(plan.replayed, config)
+        assert isinstance(source, ExampleStream)  # `plan` refuses to mix the rows of other objectives
+        assert isinstance(replayed, ExampleStream)
+        source = MixedStream(source, replayed, plan.replay.share)
+
+    # Train
+    metrics_log = None
+    if ranks.writes:
+        tensorboard, tracker = train_config.tensorboard, train_config.tracker
+        metrics_log = MetricsLog(out, state.step, tensorboard=tensorboard, tracker=tracker, warn=warning_to(display))
+    quiet_steps = diagnosable_from(config.optimizer.warmup_steps, train_config.max_steps)
+    expected, sizes = expectations(objective, train_config.max_steps, flatten(config)), step_sizes(train_config, config.data)
     context = TrainContext(
         objective=objective,
-        source=training_source(run.resolved),
-        heldout=heldout_stream(data, config),
+        source=source,
+        heldout=heldout_stream(plan.data, config),
         optimizer=config.optimizer,
-        train=config.train,
+        train=train_config,
         ranks=ranks,
-        precision=run.precision,
+        precision=run.precision.name,
         folder=out,
         metrics_log=metrics_log,
         progress=display,
         stop=stop,
-        header={"data_fingerprint": data.fingerprint, "tokenizer_fingerprint": data.tokenizer_fingerprint},
-        health_monitor=_health_monitor(config, objective, run.start_norm),
-        flops=run_flops(objective, steps, sizes),
-        time_budget=_time_budget(run.resolved, state.seconds),
+        header={"data_fingerprint": plan.data.fingerprint, "tokenizer_fingerprint": plan.data.tokenizer_fingerprint},
+        health_monitor=HealthMonitor(quiet_steps, expected, run.start_norm),
+        flops=run_flops(objective, train_config.max_steps, sizes),
+        time_budget=None if seconds is None else TimeBudget(seconds, clocked_work(plan), state.seconds),
         sizes=sizes,
-        compilation=run.compilation,
+        compilation=run.compilation.mode,
     )
     try:
-        return train(context, state)
+        record = train(context, state)
     finally:
         display.finish()
         if metrics_log is not None:
             metrics_log.close()
 
+    # Tell what a time budget has left out: how many steps fit into it was not known before
+    if seconds is not None and ranks.writes and not state.interrupted:
+        if (warning := average_warning(train_config, state.step)) is not None:
+            progress.note(f"warning: {warning}")
+        if state.step < train_config.max_steps and state.seconds >= seconds:
+            progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
+        last = _last_phase(run)
+        if last is not None and state.step <= last[1]:
+            progress.note(
+                f"warning: the time budget was used up after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, "
+                "so that phase has not been trained. To continue, run the same command with a larger train.max_hours"
+            )
+    return record
 
-def is_complete(state: State, config: PretrainConfig) -> bool:
-    """Whether a run has done all its steps or used all its time."""
-    hours = config.train.max_hours
-    return state.step >= config.train.max_steps or (hours is not None and state.seconds >= hours * 3600)
 
-
-def _time_budget(resolved: ResolvedRun, seconds: float) -> TimeBudget | None:
-    """The time budget of a run, with the work that the clock schedules."""
-    hours = resolved.config.train.max_hours
-    if hours is None:
-        return None
-    return TimeBudget(hours * 3600, clocked_work(resolved), seconds)
-
-
-def clocked_work(resolved: ResolvedRun) -> list[Work]:
-    """Kinds of work whose interval the user has not set. The configuration of a run repeats those of a preset."""
+def clocked_work(plan: Plan) -> list[Work]:
+    """Kinds of work that a time budget schedules: those whose interval the user has not set."""
     kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
-    asked = resolved.settings.user_set - resolved.settings.repeated
-    return [kind for kind in kinds if f"train.{kind}_every_steps" not in asked]
-
-
-def _timed(progress: Progress, settings: TrainConfig, used: float) -> Progress:
-    """Progress in steps, or under a time budget as the fraction of it that is used.
-
-    Args:
-        used: seconds of the budget that are already used.
-    """
-    if settings.max_hours is None:
-        return progress
-    bound = None if settings.max_steps >= NO_STEP_LIMIT else settings.max_steps
-    return BudgetProgress(progress, 3600 * settings.max_hours, used, bound)
-
-
-def _health_monitor(config: PretrainConfig, objective: Objective, start_norm: float | None) -> HealthMonitor:
-    steps = config.train.max_steps
-    expected = expectations(objective, steps, flatten(config))
-    return HealthMonitor(diagnosable_from(config.optimizer.warmup_steps, steps), expected, start_norm)
+    return [kind for kind in kinds if f"train.{kind}_every_steps" not in plan.user_set]

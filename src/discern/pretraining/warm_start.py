@@ -12,19 +12,18 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
-from torch.nn.parameter import Parameter
 
 from discern.artifacts.model_folder import ModelFolder
 from discern.artifacts.opening import open_model
 from discern.data.dataset.build import BuildOptions
-from discern.data.dataset.manifest import ADDED_NAME, Manifest
+from discern.data.dataset.manifest import ADDED_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.filters import Rules
 from discern.data.prepare import prepare
@@ -45,7 +44,7 @@ from discern.progress import Progress
 from discern.storage.checksums import read_object, write_recorded
 from discern.storage.files import utf8_name
 from discern.tasks.readers.files import numbered_lines
-from discern.training.rank_environment import rank_environment
+from discern.training.rank_environment import require_single_process
 from discern.wording import counted
 
 GENERATOR = "generator"
@@ -82,14 +81,26 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
     """
     if data.tokenizer_fingerprint in start.tokenizer_fingerprints:
         return []
-    found = pieces_of_added(start.tokenizer, data.tokenizer())
-    if found is None:
-        raise DataError(
-            f"{data.folder} was made with a different tokenizer ({data.tokenizer_fingerprint[:12]}) from that of {start.folder} "
-            f"({start.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
-            hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {start.tokenizer_path}",
-        )
-    return found
+    pieces = pieces_of_added(start.tokenizer, data.tokenizer())
+    if pieces is None:
+        theirs = start.tokenizer_fingerprints[0]
+        raise another_tokenizer(data.folder, data.tokenizer_fingerprint, start.folder, theirs, start.tokenizer_path)
+    return pieces
+
+
+def another_tokenizer(data: object, fingerprint: str, model: Path, expected: str, tokenizer: Path) -> DataError:
+    """The error if a data set was made with another tokenizer than `model`, which may be a data set as well.
+
+    Args:
+        fingerprint: fingerprint of the tokenizer of the data set.
+        expected: fingerprint of the tokenizer of `model`.
+        tokenizer: file of that tokenizer.
+    """
+    return DataError(
+        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model} ({expected[:12]}): the same ids "
+        "stand for other tokens",
+        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {tokenizer}",
+    )
 
 
 def lacks_generator(objective: Objective, start: ModelFolder) -> bool:
@@ -110,63 +121,57 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
     Raises:
         ConfigError: a network of the model has other sizes, or shares fewer weights than the objective's.
     """
-    if start.whole_objective is not None and (whole := _resized_all(objective, start, pieces)) is not None:
-        for name, parameter in objective.named_parameters():
-            parameter.copy_(whole[name])
-        return WarmStartResult((), len(pieces))
+    # A run of the same objective has all parameters
+    if start.whole_objective is not None:
+        parameters = dict(objective.named_parameters())
+        whole = {name: resized(name, p, start.num_entries, pieces) for name, p in start.whole_objective.named_parameters()}
+        if {name: value.shape for name, value in whole.items()} == {name: p.shape for name, p in parameters.items()}:
+            for name, parameter in parameters.items():
+                parameter.copy_(whole[name])
+            return WarmStartResult((), len(pieces))
+
+    # Fill network by network; those that read the embeddings of another come last
     networks = objective.networks()
     sources = _sources(networks, start)
     fresh: list[str] = []
-    wanted: dict[str, dict[str, Tensor]] = {}
-    # Networks that read the embeddings of another come last.
+    copied: dict[str, dict[str, Tensor]] = {}
     for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
-        source = sources[name]
+        source, network = sources[name], networks[name]
         if source is None:
             fresh.append(f"the {name}")
             continue
-        values = _values(name, networks[name], source, start, pieces)
-        _copy(networks[name], values, lone=sources.get(GENERATOR) is None)
-        wanted[name] = values
+        copied[name] = values = _values(name, network, source, start, pieces)
+        _copy(network, values, with_shared=sources.get(GENERATOR) is None)
         if not any(key.startswith("head.") for key in values):
             fresh.append(f"the head of the {name}")
-        elif networks[name].bilinear is not None and source.bilinear is None:
+        elif network.bilinear is not None and source.bilinear is None:
             fresh.append(f"the bilinear term of the {name}")
-    _check_kept(networks, wanted, start)
+
+    # Weights that two networks share must not have been overwritten
+    for name, values in copied.items():
+        weights = named_parameters(networks[name])
+        for key, value in values.items():
+            if not torch.allclose(weights[key], value, rtol=1e-5, atol=1e-6):
+                raise ConfigError(
+                    f"the networks of {start.folder} each have '{key.partition('.')[2]}' of their own, and with the "
+                    f"configured objective.tying they would share it: the {name} would lose its own",
+                    hint="set objective.tying=none, as in those networks",
+                )
     return WarmStartResult(tuple(fresh), len(pieces))
 
 
-def _resized_all(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int]]) -> dict[str, Tensor] | None:
-    """All parameters of a run, for an objective with the same parameters; None if they differ."""
-    whole = start.whole_objective
-    assert whole is not None
-    own, theirs = dict(objective.named_parameters()), dict(whole.named_parameters())
-    if own.keys() != theirs.keys():
-        return None
-    values = {name: resized(name, theirs[name], start.num_entries, pieces) for name in own}
-    return values if all(values[name].shape == own[name].shape for name in own) else None
-
-
 def _sources(networks: Mapping[str, Network], start: ModelFolder) -> dict[str, Network | None]:
-    """The network of the model for each network of the objective: by name, or else the main one for the main one."""
-    found: dict[str, Network | None] = {}
-    main = next(iter(networks))
-    for name, network in networks.items():
-        source = start.networks_to_train.get(name)
-        if source is None and name == main:
-            source = main_network(start)
-        if source is None and name == GENERATOR and _could_generate(main_network(start), network):
-            source = main_network(start)
-        if source is not None and type(source.encoder) is not type(network.encoder):
-            source = None
-        found[name] = source
-    return found
+    """The network of the model for each network of the objective: by name, or else the main one for the main one.
 
-
-def _could_generate(source: Network, generator: Network) -> bool:
-    """Whether a masked language model has the sizes of the generator."""
-    if not isinstance(source.head, MaskedLMHead) or not isinstance(generator.head, MaskedLMHead):
-        return False
-    return _generator_sizes(source) == _generator_sizes(generator)
+    A masked language model of the generator's sizes is the source of the generator as well.
+    """
+    main, sources = main_network(start), dict[str, Network | None]()
+    for number, (name, network) in enumerate(networks.items()):
+        generates = name == GENERATOR and isinstance(main.head, MaskedLMHead) and isinstance(network.head, MaskedLMHead)
+        fallback = main if number == 0 or (generates and _sizes(main) == _sizes(network)) else None
+        source = start.networks_to_train.get(name, fallback)
+        sources[name] = source if source is not None and type(source.encoder) is type(network.encoder) else None
+    return sources
 
 
 def _values(
@@ -177,28 +182,43 @@ def _values(
     Raises:
         ConfigError: the sizes differ, or the head would lose a term.
     """
-    if source.bilinear is not None and network.bilinear is None and type(source.head) is type(network.head):
+    same_head = type(source.head) is type(network.head)
+    if source.bilinear is not None and network.bilinear is None and same_head:
         raise ConfigError(
             f"the {name} of {start.folder} has a bilinear term in its head, which the configured objective does not have: "
             "without it, the head would compute something different",
             hint="set objective.discriminator_head=bilinear",
         )
-    own, theirs = named_parameters(network), named_parameters(source)
-    kept = ("encoder.", "head.", "bilinear.") if type(source.head) is type(network.head) else ("encoder.",)
-    values = {key: resized(key, theirs[key], start.num_entries, pieces) for key in own if key.startswith(kept) and key in theirs}
-    lost = [key for key in own if key.startswith("encoder.") and key not in values]
-    differing = [*lost, *(key for key, value in values.items() if value.shape != own[key].shape)]
-    if differing:
-        key = differing[0]
-        there = str(tuple(theirs[key].shape)) if key in theirs else "absent"
-        raise ConfigError(
-            f"the {name} of {start.folder} ({_sizes_text(source)}) does not fit the configured one ({_sizes_text(network)}): "
-            f"{len(differing)} weights differ, the first is {key}, of shape {there} in the model and {tuple(own[key].shape)} "
-            f"here",
-            hint="leave out the settings of [model], and objective.generator_size, generator_depth and tying: the model "
-            "determines them",
-        )
+    theirs, prefixes = named_parameters(source), ("encoder.", "head.", "bilinear.") if same_head else ("encoder.",)
+    ours = {
+        key: value
+        for key, value in named_parameters(network).items()
+        if key.startswith(prefixes) and (key in theirs or key.startswith("encoder."))
+    }
+    values = {key: resized(key, theirs[key], start.num_entries, pieces) for key in ours if key in theirs}
+    _check_shapes(f"the {name} of {start.folder}", values, ours, source, network)
     return values
+
+
+def _check_shapes(what: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], source: Network, network: Network) -> None:
+    """Raise a ConfigError if the parameters of a network and of its source differ in their names or shapes."""
+    shapes = [{name: tuple(value.shape) for name, value in values.items()} for values in (theirs, ours)]
+    differing = sorted(name for name in theirs.keys() | ours.keys() if shapes[0].get(name) != shapes[1].get(name))
+    if differing:
+        name = differing[0]
+        sizes = [f"{x.encoder.config.num_layers} layers of {x.encoder.config.hidden_size}" for x in (source, network)]
+        raise ConfigError(
+            f"{what} ({sizes[0]}, embeddings of {source.encoder.embeddings.embedding_size}) does not fit the configured one "
+            f"({sizes[1]}, embeddings of {network.encoder.embeddings.embedding_size}): {len(differing)} weights differ, the "
+            f"first is {name}, of shape {shapes[0].get(name, 'absent')} in the model and {shapes[1].get(name, 'absent')} here",
+            hint="leave out the settings of [model], and objective.generator, generator_size, generator_depth and tying, or set "
+            "them to the values of that model",
+        )
+
+
+def _sizes(network: Network) -> dict[str, Any]:
+    """The settings that the weights of a network fix."""
+    return network.encoder.config.fixed() | {"embedding_size": network.encoder.embeddings.embedding_size}
 
 
 def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[int]]) -> Tensor:
@@ -214,62 +234,29 @@ def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[in
     """
     if not _OF_VOCABULARY.search(name):
         return value
-    kept = value[:entries]
-    return torch.cat([kept, *(kept[list(ids)].mean(0, keepdim=True) for ids in pieces)])
+    rows = value[:entries]
+    return torch.cat([rows, *(rows[list(ids)].mean(0, keepdim=True) for ids in pieces)])
 
 
-def _copy(network: Network, values: Mapping[str, Tensor], *, lone: bool) -> None:
+def _copy(network: Network, values: Mapping[str, Tensor], *, with_shared: bool) -> None:
     """Set the parameters of a network, by the names of `named_parameters`.
 
     Args:
-        lone: the generator is fresh, so the shared weights are those of the discriminator.
+        with_shared: also set embeddings that it reads from a generator, which has no weights of its own.
     """
-    embeddings = network.encoder.embeddings
-    own = named_parameters(network)
+    embeddings, prefix = network.encoder.embeddings, "encoder.embeddings."
     if isinstance(embeddings, Disentangled):
-        prefix = "encoder.embeddings."
-        words = values[f"{prefix}word.weight"]
-        if lone:
+        if with_shared:
             for key, parameter in embeddings.shared.named_parameters():
                 parameter.copy_(values[prefix + key])
-        embeddings.difference.weight.copy_(words - embeddings.shared.word.weight)
+        embeddings.difference.weight.copy_(values[f"{prefix}word.weight"] - embeddings.shared.word.weight)
         if isinstance(embeddings, DisentangledEmbeddings):
             embeddings.norm.weight.copy_(values[f"{prefix}norm.weight"])
             embeddings.norm.bias.copy_(values[f"{prefix}norm.bias"])
         values = {key: value for key, value in values.items() if not key.startswith(prefix)}
+    parameters = named_parameters(network)
     for key, value in values.items():
-        own[key].copy_(value)
-
-
-def _check_kept(networks: Mapping[str, Network], wanted: Mapping[str, Mapping[str, Tensor]], start: ModelFolder) -> None:
-    """Raise an error if the weights of a network were overwritten by those of another that shares them."""
-    for name, values in wanted.items():
-        own = named_parameters(networks[name])
-        for key, value in values.items():
-            if not torch.allclose(own[key], value, rtol=1e-5, atol=1e-6):
-                raise ConfigError(
-                    f"the networks of {start.folder} each have '{key.partition('.')[2]}' of their own, and with the "
-                    f"configured objective.tying they would share it: the {name} would lose its own",
-                    hint="set objective.tying=none, as in those networks",
-                )
-
-
-def _generator_sizes(network: Network) -> tuple[int, ...]:
-    config, embeddings = network.encoder.config, network.encoder.embeddings
-    return (
-        config.num_layers,
-        config.hidden_size,
-        config.num_heads,
-        config.feedforward_size,
-        config.max_positions,
-        config.num_token_types,
-        embeddings.embedding_size,
-    )
-
-
-def _sizes_text(network: Network) -> str:
-    config = network.encoder.config
-    return f"{config.num_layers} layers of {config.hidden_size}, embeddings of {network.encoder.embeddings.embedding_size}"
+        parameters[key].copy_(value)
 
 
 @torch.no_grad()
@@ -286,23 +273,20 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         DataError: the folder holds no model, or one with another tokenizer.
         CheckpointError: its weights are missing or damaged.
     """
-    loaded = open_model(folder, warn=warn)
-    _check_generator_tokenizer(folder, loaded, tokenizer_fingerprint)
-    source, target = _masked_language_model(folder, loaded), objective.networks()["generator"]
-    values, own = _by_part(source), _by_part(target)
-    differing = sorted(
-        name
-        for name in values.keys() | own.keys()
-        if name not in values or name not in own or values[name].shape != own[name].shape
-    )
-    if differing:
-        name = differing[0]
-        there, here = (str(tuple(each[name].shape)) if name in each else "absent" for each in (values, own))
+    model = open_model(folder, warn=warn)
+    if tokenizer_fingerprint not in (expected := model.tokenizer_fingerprints):
+        raise another_tokenizer("the data set", tokenizer_fingerprint, folder, expected[0], model.tokenizer_path)
+    networks = model.networks()
+    candidates = [networks[name] for name in sorted(networks, key=lambda name: name != GENERATOR)]
+    source = next((network for network in candidates if isinstance(network.head, LanguageHead)), None)
+    if source is None:
         raise ConfigError(
-            f"the generator of {folder} ({_sizes_text(source)}) does not fit this one ({_sizes_text(target)}): "
-            f"{len(differing)} weights differ, the first is {name}, of shape {there} in the model and {here} here",
-            hint="set [model] and objective.generator, generator_size, generator_depth and tying to the values of that model",
+            f"{folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
+            hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
         )
+    target = objective.networks()[GENERATOR]
+    values, parameters = named_parameters(source), named_parameters(target)
+    _check_shapes(f"the generator of {folder}", values, parameters, source, target)
     theirs, ours = source.encoder.config.fixed(), target.encoder.config.fixed()
     unequal = [key for key in theirs if key not in _SHOWN_BY_SHAPES and theirs[key] != ours.get(key)]
     if unequal:
@@ -311,36 +295,8 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
             f"the generator of {folder} has weights of the same shapes but computes something else: {settings}",
             hint=f"set [model] and objective.generator_size so that {', '.join(unequal)} are those of that model",
         )
-    for name, parameter in own.items():
+    for name, parameter in parameters.items():
         parameter.copy_(values[name])
-
-
-def _check_generator_tokenizer(folder: Path, loaded: ModelFolder, wanted: str) -> None:
-    """Raise a DataError if the model was trained with another tokenizer."""
-    found = loaded.tokenizer_fingerprints
-    if wanted not in found:
-        raise DataError(
-            f"the generator of {folder} was trained with a different tokenizer ({found[0][:12]}) from that of the data set "
-            f"({wanted[:12]})",
-            hint=f"prepare the data again: discern prepare TEXT --out DATA --tokenizer {loaded.tokenizer_path}",
-        )
-
-
-def _masked_language_model(folder: Path, loaded: ModelFolder) -> Network:
-    ordered = sorted(loaded.networks().items(), key=lambda item: item[0] != "generator")
-    for _, network in ordered:
-        if isinstance(network.head, LanguageHead):
-            return network
-    raise ConfigError(
-        f"{folder} has no masked language model: its {' and '.join(loaded.networks())} cannot predict words",
-        hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
-    )
-
-
-def _by_part(network: Network) -> dict[str, Parameter]:
-    """Parameters of encoder and head under the names of the modules, shared ones included."""
-    parts = {"encoder": network.encoder, "head": network.head}
-    return {f"{part}.{name}": value for part, module in parts.items() for name, value in module.named_parameters()}
 
 
 @dataclass(frozen=True)
@@ -378,125 +334,33 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         ConfigError: no token can be added, or the data set there was made with other added tokens.
         DataError: the text has moved, the file of words is not UTF-8, or a file of an earlier call is damaged.
     """
+    # Use the data set of an earlier call
     data = TokenData.open(folder)
     target = out.resolve().with_name(f"{out.resolve().name}-data")
-    asked = {"data_fingerprint": data.fingerprint, "number": added.number, "words": _digest(added.file)}
+    words = None if added.file is None else hashlib.sha256(added.file.read_bytes()).hexdigest()
+    source = {"data_fingerprint": data.fingerprint, "number": added.number, "words": words}
     if (target / ADDED_NAME).is_file():
-        made = _made(target)
-        if {key: made.get(key) for key in asked} != asked:
-            raise ConfigError(
-                f"{target} was made from another text or with other added tokens",
-                hint="choose another --out, or remove that folder",
-            )
+        hint = f"remove {target}, which is then prepared again; or choose another --out"
+        if not source.items() <= read_object(target / ADDED_NAME, hint=hint).items():
+            raise ConfigError(f"{target} was made from another text or with other added tokens", hint=hint)
         return target
-    if rank_environment().world_size > 1:
-        raise ConfigError(
-            "--add-tokens first prepares a data set, which needs a single process",
-            hint="use --nproc, or run the command once without torchrun",
-        )
-    _check_rereadable(data.manifest, folder)
-    tokenizer = data.tokenizer()
-    forms = _forms(data, tokenizer, added, target, progress)
-    progress.note(f"adding {counted(len(forms), 'token')}: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
-    told: dict[str, Any] = data.manifest.configuration
-    with tempfile.TemporaryDirectory() as scratch:
-        path = Path(scratch) / "tokenizer.json"
-        with utf8_name(path.parent) as folder:
-            extend_tokenizer(tokenizer, forms).save(str(folder / path.name))
-        prepare(
-            data.manifest.inputs,
-            out=target,
-            tokenizer=TokenizerChoice(path=path),
-            corpus=_corpus_options(data.manifest),
-            build=_build_options(data.manifest),
-            language=told.get("language"),
-            license=told.get("license"),
-            progress=progress,
-        )
-    write_recorded(target, {ADDED_NAME: json.dumps({**asked, "added": forms}, indent=1, ensure_ascii=False) + "\n"})
-    return target
+    require_single_process("--add-tokens, which first prepares a data set,")
 
+    # Check that its text can be read again
+    inputs, settings = data.manifest.inputs, cast(Any, data.manifest.configuration)
+    for name in inputs:
+        if is_remote(name):
+            _check_address(name, folder)
+        elif not name.startswith("hf:") and (name == "-" or not (Path(name).exists() or set(name) & set("*?["))):
+            raise DataError(
+                f"to add tokens, the text of {folder} is read again, but '{name}' does not exist",
+                hint="run the command in the folder where `discern prepare` was run; standard input cannot be read again",
+            )
 
-def _made(target: Path) -> dict[str, Any]:
-    """The record of what the data set was made from."""
-    path = target / ADDED_NAME
-    return read_object(path, hint=f"remove {target}, which is then prepared again; or choose another --out")
-
-
-def _forms(data: TokenData, tokenizer: Tokenizer, added: AddedTokens, target: Path, progress: Progress) -> list[str]:
-    """The words to add, in the form that the tokenizer's model gets."""
-    if added.file is not None:
-        lines = [line.strip() for _, line in numbered_lines(added.file)]
-        forms = list(dict.fromkeys(word_form(tokenizer, line) for line in lines if line))
-        found = [form for form in forms if tokenizer.token_to_id(form) is None]
-        reason = (
-            f"the vocabulary already has all {len(forms):,} words of {added.file}" if forms else f"{added.file} contains no words"
-        )
-    else:
-        assert added.number is not None
-        found = frequent_splits(_count_words(data.manifest, tokenizer, target, progress), tokenizer, added.number)
-        reason = f"no word that occurs at least three times in the text of {data.folder} is split or unknown"
-    if not found:
-        raise ConfigError(f"there are no tokens to add: {reason}", hint="leave out --add-tokens")
-    return found
-
-
-def _count_words(manifest: Manifest, tokenizer: Tokenizer, target: Path, progress: Progress) -> Counter[str]:
-    """How often each word occurs in the text."""
-    counts: Counter[str] = Counter()
-    meter = CorpusProgress(progress, "counting words", Corpus(manifest.inputs, _corpus_options(manifest), exclude=target))
-    rules = Rules(_build_options(manifest).filters)
-    for document in meter.read(ProblemLog()):
-        for sentence in (sentence for kept in rules.apply([document])[0] for sentence in kept):
-            counts.update(word_forms(tokenizer, sentence))
-        meter.show()
-    meter.finish()
-    return counts
-
-
-def _check_rereadable(manifest: Manifest, folder: Path) -> None:
-    for name in filter(is_remote, manifest.inputs):
-        _check_address(name, folder)
-    local = [name for name in manifest.inputs if not (is_remote(name) or name.startswith("hf:"))]
-    gone = [name for name in local if name == "-" or not _exists(name)]
-    if gone:
-        raise DataError(
-            f"to add tokens, the text of {folder} is read again, but '{gone[0]}' does not exist",
-            hint="run the command in the folder where `discern prepare` was run; standard input cannot be read again",
-        )
-
-
-def _check_address(name: str, folder: Path) -> None:
-    """Open the first file at an address. Its query, which may have been a signature, is not recorded."""
-    try:
-        stream = open_remote(next(remote_files(name)).address)
-        try:
-            stream.read(1)
-        finally:
-            stream.close()
-    except DataError as problem:
-        signed = "an address is recorded without its query; if it needs one, download the text and prepare it from the files"
-        raise DataError(
-            f"to add tokens, the text of {folder} is read again: {problem.message}",
-            hint=signed if name.lower().startswith("http") else problem.hint,
-        ) from problem
-
-
-def _exists(name: str) -> bool:
-    return Path(name).exists() or any(sign in name for sign in "*?[")
-
-
-def _corpus_options(manifest: Manifest) -> CorpusOptions:
-    """Options with which the data set was made."""
-    settings: Any = manifest.configuration
+    # Choose the tokens, with the options that the data set was made with: the same documents, the same ones held out
     field = settings["text_field"]
-    return CorpusOptions(settings["documents"], None if field == "text" else field)  # 'text' is the default name
-
-
-def _build_options(manifest: Manifest) -> BuildOptions:
-    """Options with which the data set was made, so that it has the same documents and holds the same out."""
-    settings: Any = manifest.configuration
-    return BuildOptions(
+    corpus = CorpusOptions(settings["documents"], None if field == "text" else field)  # 'text' is the default name
+    build = BuildOptions(
         near_duplicates=settings.get("near_duplicates"),
         filters=tuple(filter(None, (settings.get("filters") or "").split(","))),
         segmenter=settings["segmenter"],
@@ -505,7 +369,58 @@ def _build_options(manifest: Manifest) -> BuildOptions:
         shard_tokens=settings["shard_tokens"],
         workers=available_cores(),
     )
+    tokenizer = data.tokenizer()
+    if added.file is not None:
+        lines = [line.strip() for _, line in numbered_lines(added.file)]
+        new = dict.fromkeys(word_form(tokenizer, line) for line in lines if line)
+        forms = [form for form in new if tokenizer.token_to_id(form) is None]
+        reason = (
+            f"the vocabulary already has all {len(new):,} words of {added.file}" if new else f"{added.file} contains no words"
+        )
+    else:
+        assert added.number is not None
+        counts: Counter[str] = Counter()
+        meter = CorpusProgress(progress, "counting words", Corpus(inputs, corpus, exclude=target))
+        rules = Rules(build.filters)
+        for document in meter.read(ProblemLog()):
+            for sentences in rules.apply([document])[0]:
+                for sentence in sentences:
+                    counts.update(word_forms(tokenizer, sentence))
+            meter.show()
+        meter.finish()
+        forms = frequent_splits(counts, tokenizer, added.number)
+        reason = f"no word that occurs at least three times in the text of {data.folder} is split or unknown"
+    if not forms:
+        raise ConfigError(f"there are no tokens to add: {reason}", hint="leave out --add-tokens")
+    progress.note(f"adding {counted(len(forms), 'token')}: {', '.join(forms[:8])}{', ...' if len(forms) > 8 else ''}")
+
+    # Prepare the text again
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "tokenizer.json"
+        with utf8_name(path.parent) as named:
+            extend_tokenizer(tokenizer, forms).save(str(named / path.name))
+        prepare(
+            inputs,
+            out=target,
+            tokenizer=TokenizerChoice(path=path),
+            corpus=corpus,
+            build=build,
+            language=settings.get("language"),
+            license=settings.get("license"),
+            progress=progress,
+        )
+    write_recorded(target, {ADDED_NAME: json.dumps({**source, "added": forms}, indent=1, ensure_ascii=False) + "\n"})
+    return target
 
 
-def _digest(file: Path | None) -> str | None:
-    return None if file is None else hashlib.sha256(file.read_bytes()).hexdigest()
+def _check_address(name: str, folder: Path) -> None:
+    """Open the first file at an address. Its query, which may have been a signature, is not recorded."""
+    try:
+        with closing(open_remote(next(remote_files(name)).address)) as stream:
+            stream.read(1)
+    except DataError as problem:
+        signed = "an address is recorded without its query; if it needs one, download the text and prepare it from the files"
+        raise DataError(
+            f"to add tokens, the text of {folder} is read again: {problem.message}",
+            hint=signed if name.lower().startswith("http") else problem.hint,
+        ) from problem
