@@ -78,10 +78,10 @@ def pretrain(
             estimated = estimate(config, **options, device=device, processes=nproc)
             console.result(estimated.values, text=estimated.text)
             return
-        from discern.pretraining.resolved_run import resolve_run
+        from discern.pretraining.run import plan
         from discern.pretraining.run import pretrain as run
 
-        launch_ranks(nproc, lambda: resolve_run(config=config, **options, warn=lambda _: None))
+        launch_ranks(nproc, lambda: plan(config=config, **options, warn=lambda _: None))
         record = run(config, **options, device=device, progress=console.progress)
         if record is not None:
             console.result(record, text=_text(record, out))
