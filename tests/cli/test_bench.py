@@ -63,7 +63,7 @@ def test_the_meta_device_counts_without_computing(monkeypatch: pytest.MonkeyPatc
         ([], "no configuration"),
         (["--preset", "tiny", "--fill", "1.5"], "--fill"),
         (["--preset", "tinny"], "tiny"),
-        (["--preset", "tiny", "--device", "warp"], "unknown device"),
+        (["--preset", "tiny", "--device", "warp"], "there is no device"),
     ],
 )
 def test_what_is_asked_wrongly(

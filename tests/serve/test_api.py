@@ -260,7 +260,7 @@ def test_any_token_is_kept_as_a_cookie_of_its_port(served: ServedModel, token: s
 
 
 def test_an_unknown_device_is_refused(run_folder: Path) -> None:
-    with pytest.raises(ConfigError, match="unknown device 'gpu'"):
+    with pytest.raises(ConfigError, match="there is no device 'gpu'"):
         load_served(run_folder, device="gpu", warn=pytest.fail)
 
 

@@ -403,7 +403,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
     """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
 
     Args:
-        shards: number of processes, each with a device of its own, that the weights are divided among.
+        shards: number of processes that the weights are sharded among; on the CPU, they share the memory.
 
     Raises:
         ConfigError: they do not fit.
@@ -411,6 +411,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
     present = machine_memory(device)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
+    shards = 1 if device.type == "cpu" else shards
     needed = count * max(_BYTES_A_PARAMETER / shards, _BYTES_BEFORE_DIVIDING if shards > 1 else 0)
     if present is not None and needed > present:
         named = ("num_layers", "hidden_size", "feedforward_size")

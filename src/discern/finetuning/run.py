@@ -41,7 +41,7 @@ from discern.tasks.tags import resemble_marks
 from discern.training.distributed import Ranks, check_ranks, join_ranks
 from discern.training.interrupt import stop_on_signals
 from discern.training.precision import check_weight_precision
-from discern.training.replica import check_groups
+from discern.training.replica import num_shards
 from discern.training.trackers import check_tracker
 from discern.wording import counted
 
@@ -271,7 +271,7 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
         raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
     train = plan.config.train
     check_weight_precision(train, ranks)
-    check_groups(train, ranks)
+    num_shards(train, ranks.world_size)  # raises if the ranks cannot form the groups of 'hsdp'
     check_selection(plan)
     if ranks.world_size == 1:
         return

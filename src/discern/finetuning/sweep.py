@@ -17,7 +17,7 @@ from discern.finetuning.seed import FinetunePlan
 from discern.finetuning.settings import FinetuneConfig, Recipe
 from discern.finetuning.submission import submit
 from discern.progress import Progress
-from discern.training.distributed import check_agreement, join_ranks
+from discern.training.distributed import check_consistency, join_ranks
 
 SWEEP_FILE = "sweep.json"
 
@@ -75,7 +75,7 @@ def sweep(
     rows: list[dict[str, Any]] = []
     best: tuple[FinetunePlan, dict[str, Any]] | None = None
     with join_ranks(device) as ranks:
-        check_agreement(ranks, {"sweep": " ".join(map(_folder_name, combinations))})
+        check_consistency(ranks, {"sweep": " ".join(map(_folder_name, combinations))})
         for combination, settings in zip(combinations, resolved, strict=True):
             name = _folder_name(combination)
             progress.note(f"sweep: {name}")

@@ -35,7 +35,7 @@ from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.precision import autocast, shape_of, shared_precision
 from discern.training.prefetch import Feed, read_local_batch
 from discern.training.pretrain_config import load_pretrain_config
-from discern.training.replica import shards_of
+from discern.training.replica import num_shards
 from discern.training.schedule import learning_rate
 from discern.training.state import TrainContext
 
@@ -100,7 +100,7 @@ def bench(
     with join_ranks(device) as ranks:
         # Build
         check_shares(settings, ranks)
-        check_parameters(settings, synthetic_vocabulary(size), ranks.device, shards_of(train, ranks))
+        check_parameters(settings, synthetic_vocabulary(size), ranks.device, num_shards(train, ranks.world_size))
         objective = build_objective(settings, synthetic_vocabulary(size))
         objective.initialize(train.seed)
         objective.to(ranks.device)

@@ -77,7 +77,7 @@ from discern.training import checkpoint
 from discern.training.average import average_warning
 from discern.training.compilation import Compilation, Workload, shared_compilation
 from discern.training.config import NO_STEP_LIMIT
-from discern.training.distributed import Ranks, check_ranks, check_same_start, join_ranks
+from discern.training.distributed import Ranks, check_consistency, check_ranks, join_ranks
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
 from discern.training.loop import train, written_record
@@ -86,7 +86,7 @@ from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.precision import Precision, check_weight_precision, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
 from discern.training.rank_environment import lock_patience
-from discern.training.replica import check_groups, shards_of
+from discern.training.replica import num_shards
 from discern.training.schedule import step_sizes, unused_by_schedule
 from discern.training.state import BatchSource, State, TrainContext
 from discern.training.trackers import check_tensorboard, check_tracker
@@ -339,10 +339,9 @@ def check(plan: Plan, ranks: Ranks) -> None:
         lambda: check_tensorboard() if train.tensorboard else None,
         lambda: check_weight_precision(train, ranks),
         lambda: check_shares(config, ranks),
-        lambda: check_groups(train, ranks),
         lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
         lambda: check_words(config, data),
-        lambda: check_parameters(config, vocabulary_of(data), ranks.device, shards_of(train, ranks)),
+        lambda: check_parameters(config, vocabulary_of(data), ranks.device, num_shards(train, ranks.world_size)),
         lambda: _check_phases(plan),
         lambda: refuse_another_run(plan.out, data, config, began) if plan.has_progress else _refuse_other_files(plan),
     )
@@ -435,7 +434,10 @@ def open_run(
     contents = None if decay is None else decay.contents
     if resumes:
         contents = checkpoint.load_newest(out / CHECKPOINTS, progress.note)
-    check_same_start(ranks, None if contents is None else contents.step)
+    # A rank that does not see the newest checkpoint would continue from an earlier one.
+    newest = "none" if contents is None else f"step {contents.step:,}"
+    hint = "start all processes again: a network file system may show new files some seconds late"
+    check_consistency(ranks, {"newest checkpoint": newest}, hint=hint, error=DataError)
     warm_start = fill_from_models(plan, objective, progress) if contents is None else None
     began = plan.start_record()
     if resumes and RECORD_KEY in record:

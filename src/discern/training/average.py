@@ -56,14 +56,10 @@ def use_average(model: nn.Module, average: Mapping[str, Tensor]) -> None:
 
 def average_warning(train: TrainConfig, steps: int) -> str | None:
     """A warning about an average that spans more updates than the run has; None if it does not."""
-    if not train.weight_average:
-        return None
     span = round(1 / (1 - train.weight_average))
-    if steps >= span:
+    if not train.weight_average or steps >= span:
         return None
-    # The difference from 1 is rounded: in a long run, the setting itself would round to 1.
-    better = f"={1 - float(f'{10 / steps:.2g}'):.12g}, or 0" if steps > 10 else "=0"
     return (
         f"train.weight_average {train.weight_average:g} averages over about {span:,} updates, but the run has {steps:,}: the "
-        f"average still contains its early weights. Set train.weight_average{better} to use the last weights"
+        "average still contains its early weights. Set train.weight_average to a smaller value, or to 0 to use the last weights"
     )

@@ -260,17 +260,17 @@ def load(path: Path, *, carry: bool = True) -> Contents:
     return Contents(model, groups.get(OPTIMIZER_FILE, {}), groups.get(CARRY_FILE, {}) if carry else {}, state, average)
 
 
-def divided_name(file: str, tensor: str) -> str:
+def sharded_name(file: str, tensor: str) -> str:
     """Name of a tensor in a checkpoint that several ranks write, by the file that has it otherwise."""
     return f"{file.removesuffix('.safetensors')}/{tensor}"
 
 
 def _divided(path: Path) -> dict[str, dict[str, Tensor]]:
     """The tensors of a checkpoint that several ranks have written, by the files that have them otherwise."""
-    from discern.training.sharded_checkpoint import read_divided  # imports torch.distributed
+    from discern.training.sharded_checkpoint import read_sharded  # imports torch.distributed
 
     groups: dict[str, dict[str, Tensor]] = {MODEL_FILE: {}}
-    for name, tensor in read_divided(path).items():
+    for name, tensor in read_sharded(path).items():
         file, _, own = name.partition("/")
         groups.setdefault(f"{file}.safetensors", {})[own] = tensor
     return groups

@@ -132,7 +132,7 @@ def train_steps(
 
         # Forward and backward, micro-batch by micro-batch.
         if context.changes_size(state.step):
-            replica.reset_memory()
+            replica.objective.reset_memory()
         means = forward_backward(context, replica, local, totals.counts, state.step)
         norm = replica.clip(context.optimizer.clip_norm)
 

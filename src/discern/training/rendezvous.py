@@ -19,7 +19,8 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import ConfigError, RanksError
 
-_LOOK = 0.1  # seconds between two looks
+_INTERVAL = 0.1  # seconds between two looks at the store
+_GROUP = "discern/group"
 _CHECK = "look for its message, and check that every machine was started with the same address, port and number of machines"
 
 
@@ -35,29 +36,24 @@ def open_store(rank: int, seconds: float) -> Any:
         ConfigError: the port in the environment is not a number.
         RanksError: there is no store in time.
     """
-    host, found = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
-    if not found.isdecimal() or int(found) >= 1 << 16:
-        raise ConfigError(f"the environment has MASTER_PORT={found!r}, expected a port below 65536", hint=_CHECK)
-    port, creates = int(found), rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
-    if not creates:
-        _wait_for_port(host, port, seconds)
-    timeout = timedelta(seconds=seconds)
-    return TCPStore(host, port, is_master=creates, timeout=timeout, wait_for_workers=False, multi_tenant=True)
-
-
-def _wait_for_port(host: str, port: int, seconds: float) -> None:
+    host, port = os.environ["MASTER_ADDR"], os.environ["MASTER_PORT"]
+    if not port.isdecimal() or int(port) >= 1 << 16:
+        raise ConfigError(f"the environment has MASTER_PORT={port!r}, expected a port below 65536", hint=_CHECK)
+    creates = rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     deadline = time.monotonic() + seconds
-    while True:
+    while not creates:
         try:
-            socket.create_connection((host, port), timeout=5).close()
-            return
+            socket.create_connection((host, int(port)), timeout=5).close()
+            break
         except OSError as problem:
             if time.monotonic() > deadline:
                 raise RanksError(
                     f"rank 0, or torchrun on its machine, did not answer on {host}:{port} in {seconds:,.0f} seconds: {problem}",
                     hint=_CHECK,
                 ) from problem
-        time.sleep(_LOOK)
+        time.sleep(_INTERVAL)
+    timeout = timedelta(seconds=seconds)
+    return TCPStore(host, int(port), is_master=creates, timeout=timeout, wait_for_workers=False, multi_tenant=True)
 
 
 def rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
@@ -70,55 +66,31 @@ def rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
     Raises:
         RanksError: not all processes have come in time.
     """
-    own = os.urandom(8).hex()
-    store.set(_token(rank), own)
-    tokens, confirmed = ([key(each) for each in range(world_size)] for key in (_token, _confirmed))
+    own, name = os.urandom(8).hex(), ""
+    tokens, confirmations = ([f"discern/{kind}/{number}" for number in range(world_size)] for kind in ("token", "confirmed"))
+    store.set(tokens[rank], own)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if rank == 0 and store.check(tokens):
-            found = [value.decode() for value in store.multi_get(tokens)]
-            store.set(_GROUP, json.dumps(found))
+            store.set(_GROUP, json.dumps([token.decode() for token in store.multi_get(tokens)]))
         if store.check([_GROUP]):
-            found = json.loads(store.get(_GROUP))
-            name = _name(found)
-            if found[rank : rank + 1] == [own]:
-                store.set(_confirmed(rank), name)
-                if rank == 0 and store.check(confirmed) and {*store.multi_get(confirmed)} == {name.encode()}:
-                    store.set(_ready(name), "")
-                if store.check([_ready(name)]):
+            group: list[str] = json.loads(store.get(_GROUP))
+            name = hashlib.sha256("".join(group).encode()).hexdigest()[:16]
+            ready = f"discern/ready/{name}"
+            if group[rank : rank + 1] == [own]:
+                store.set(confirmations[rank], name)
+                if rank == 0 and store.check(confirmations) and {*store.multi_get(confirmations)} == {name.encode()}:
+                    store.set(ready, "")
+                if store.check([ready]):
                     return name
-        time.sleep(_LOOK)
-    missing = _missing(store, world_size) if rank == 0 else []
+        time.sleep(_INTERVAL)
+
+    # Rank 0 names the ranks that have never come, or else those that have not confirmed the newest group.
+    def lacks(key: str, value: str = "") -> bool:
+        return not store.check([key]) or (bool(value) and store.get(key).decode() != value)
+
+    numbers = range(world_size) if rank == 0 else []
+    missing = [number for number in numbers if lacks(tokens[number])]
+    missing = missing or [number for number in numbers if lacks(confirmations[number], name)]
     who = f"rank {', '.join(map(str, missing))} of {world_size}" if missing else "one of the processes that train together"
-    raise RanksError(
-        f"{who} did not join within {seconds:,.0f} seconds",
-        hint=_CHECK,
-    )
-
-
-def _missing(store: Any, world_size: int) -> list[int]:
-    """The ranks that have never come, or else those that have not confirmed the newest group."""
-    never = [rank for rank in range(world_size) if not store.check([_token(rank)])]
-    if never or not store.check([_GROUP]):
-        return never
-    name = _name(json.loads(store.get(_GROUP))).encode()
-    return [rank for rank in range(world_size) if not store.check([_confirmed(rank)]) or store.get(_confirmed(rank)) != name]
-
-
-def _name(tokens: list[str]) -> str:
-    return hashlib.sha256("".join(tokens).encode()).hexdigest()[:16]
-
-
-_GROUP = "discern/group"
-
-
-def _token(rank: int) -> str:
-    return f"discern/token/{rank}"
-
-
-def _confirmed(rank: int) -> str:
-    return f"discern/confirmed/{rank}"
-
-
-def _ready(name: str) -> str:
-    return f"discern/ready/{name}"
+    raise RanksError(f"{who} did not join within {seconds:,.0f} seconds", hint=_CHECK)

@@ -10,16 +10,17 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from discern.errors import ConfigError
 from discern.objectives.base import Objective
 from discern.training.average import update_average
 from discern.training.checkpoint import model_tensors
 from discern.training.config import TrainConfig
-from discern.training.distributed import Ranks
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
 from discern.training.precision import full_weights, lower_weights
+from discern.training.rank_environment import rank_environment
 from discern.training.state import State, TrainContext, save_checkpoint
 
-_MOST_AT_ONCE = 1 << 23  # gradients that are exchanged together: 32 MiB
+_BUCKET_SIZE = 1 << 23  # gradients that are exchanged together: 32 MiB
 
 Prepare = Callable[[Objective], None]
 """Compiles the networks of an objective, if the run asks for it."""
@@ -31,7 +32,7 @@ class Replica:
 
     Args:
         context: of the run; the phase has frozen what it does not train.
-        prepare: called with the objective before its weights are divided or shared.
+        prepare: called with the objective before its weights are sharded or replicated.
 
     Attributes:
         objective: whose parameters are trained.
@@ -39,29 +40,28 @@ class Replica:
         optimizer: updates the parameters.
     """
 
-    objective: Objective
     model: nn.Module
-    optimizer: Optimizer
 
     def __init__(self, context: TrainContext, prepare: Prepare) -> None:
-        self._context = context
-        self._build(context, prepare)
-        self._names = {parameter: name for name, parameter in self.objective.named_parameters()}
-
-    def _build(self, context: TrainContext, prepare: Prepare) -> None:
-        self.objective = context.objective
+        self._context, self.objective, ranks = context, context.objective, context.ranks
         prepare(self.objective)
-        self._averages = context.ranks.world_size > 1 and context.train.weight_precision != "float32"
-        if self._averages:
+        averages = ranks.world_size > 1 and context.train.weight_precision != "float32"
+        if averages:
             for tensor in model_tensors(self.objective).values():
-                dist.broadcast(tensor.detach(), 0)  # as DistributedDataParallel does
+                dist.broadcast(tensor, 0)  # as DistributedDataParallel does
         masters = lower_weights(self.objective, context.train.weight_precision)
         self.model = self.objective
-        if context.ranks.world_size > 1 and not self._averages:
-            ids = [context.ranks.device.index] if context.ranks.device.type == "cuda" else None
+        if ranks.world_size > 1 and not averages:
+            ids = [ranks.device.index] if ranks.device.type == "cuda" else None
             self.model = DistributedDataParallel(self.objective, device_ids=ids)
         groups = parameter_groups(self.objective, context.optimizer, context.precision)
         self.optimizer = Optimizer(groups, context.optimizer, masters, context.train.seed)
+        self._set_names(list(self.objective.parameters()) if averages else [])
+
+    def _set_names(self, unsynchronized: list[nn.Parameter]) -> None:
+        """Keep the parameters by name, and those whose gradients torch does not exchange."""
+        self._names = {parameter: name for name, parameter in self.objective.named_parameters()}
+        self._unsynchronized = unsynchronized
 
     def load_moments(self, moments: Mapping[str, Tensor], updates: int) -> None:
         """Continue from moments by parameter name; those of parameters that are not trained now are left out."""
@@ -78,8 +78,7 @@ class Replica:
 
     def finish_gradients(self) -> None:
         """Exchange the gradients that torch has not exchanged."""
-        if self._averages:
-            average_over_ranks([each.grad for each in self.objective.parameters() if each.grad is not None])
+        average_over_ranks([parameter.grad for parameter in self._unsynchronized if parameter.grad is not None])
 
     def clip(self, limit: float) -> Tensor:
         """Scale the gradients so that their norm over all ranks is at most `limit` (0: no limit). Return the norm before."""
@@ -89,23 +88,19 @@ class Replica:
         """`Objective.update_state`."""
         self.objective.update_state(step, sums)
 
-    def reset_memory(self) -> None:
-        """`Objective.reset_memory`."""
-        self.objective.reset_memory()
-
     def update_average(self, state: State) -> None:
         """Add the present weights to the moving average of the state."""
-        own = full_weights(self.objective, state.masters)
-        update_average(state.average, own, self._context.train.weight_average, state.averaged)
+        weights = full_weights(self.objective, state.masters)
+        update_average(state.average, weights, self._context.train.weight_average, state.averaged)
 
     def gather_full_state(self, state: State) -> None:
-        """Bring weights, moments and average together on every rank, for a checkpoint or an evaluation of the run's objective."""
+        """Gather weights, moments and average on every rank, for a checkpoint or an evaluation of the run's objective."""
 
     def release_full_state(self) -> None:
-        """Free what `gather_full_state` took, before the next step."""
+        """Free the memory that `gather_full_state` used, before the next step."""
 
     def save(self, state: State) -> None:
-        """Write a checkpoint of the run, or begin to.
+        """Write a checkpoint of the run, or begin to write it in the background.
 
         Raises:
             CheckpointError: it, or the one before, could not be written.
@@ -113,17 +108,17 @@ class Replica:
         save_checkpoint(self._context, state, self.moments)
 
     def complete_write(self) -> None:
-        """Wait for this rank's part of a checkpoint that was begun, but for no other rank, which may be elsewhere.
+        """Wait until this rank has written its part of the pending checkpoint.
 
         Raises:
             CheckpointError: it could not be written.
         """
 
     def close(self) -> None:
-        """Wait until the checkpoints that were begun are complete.
+        """Wait until the pending checkpoint is complete on all ranks.
 
         Raises:
-            CheckpointError: one could not be written.
+            CheckpointError: it could not be written.
         """
 
     def moments(self) -> Mapping[str, Tensor]:
@@ -133,40 +128,35 @@ class Replica:
 
 def average_over_ranks(gradients: Sequence[Tensor]) -> None:
     """Replace gradients by their means over all ranks, which have them in the same order."""
-    part: list[Tensor] = []
+    bucket: list[Tensor] = []
     for number, gradient in enumerate(gradients):
-        part.append(gradient)
-        if number + 1 < len(gradients) and sum(each.numel() for each in part) < _MOST_AT_ONCE:
-            continue
-        flat = torch.cat([each.flatten() for each in part])
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        means = torch.split(flat, [each.numel() for each in part])
-        torch._foreach_copy_(part, [mean.view_as(each) for mean, each in zip(means, part, strict=True)])
-        part = []
+        bucket.append(gradient)
+        sizes = [tensor.numel() for tensor in bucket]
+        if number + 1 == len(gradients) or sum(sizes) >= _BUCKET_SIZE:
+            flat = torch.cat([tensor.flatten() for tensor in bucket])
+            dist.all_reduce(flat)
+            flat /= dist.get_world_size()
+            means = zip(torch.split(flat, sizes), bucket, strict=True)
+            torch._foreach_copy_(bucket, [mean.view_as(tensor) for mean, tensor in means])
+            bucket = []
 
 
-def check_groups(train: TrainConfig, ranks: Ranks) -> None:
-    """Check that the ranks can be divided into the groups that `train.parallel` needs.
+def num_shards(train: TrainConfig, world_size: int) -> int:
+    """Number of ranks that the weights are sharded among; 1 if they are not.
 
     Raises:
-        ConfigError: they cannot.
+        ConfigError: with 'hsdp', the ranks cannot be divided into at least two equal groups of at least two.
     """
-    if ranks.world_size > 1 and train.parallel == "hsdp":
-        from discern.training.sharding import shard_ranks  # imports torch.distributed.fsdp
-
-        shard_ranks(train, ranks)
-
-
-def shards_of(train: TrainConfig, ranks: Ranks) -> int:
-    """Number of GPUs that the weights are divided among; 1 if they are not divided, or the ranks share this machine's memory."""
-    if ranks.device.type != "cuda" or not train.divides_weights(ranks.world_size):
-        return 1
-    if train.parallel == "fsdp":
-        return ranks.world_size
-    from discern.training.sharding import shard_ranks  # imports torch.distributed.fsdp
-
-    return shard_ranks(train, ranks)
+    if world_size == 1 or train.parallel != "hsdp":
+        return world_size if train.parallel == "fsdp" else 1
+    size = train.shard_ranks or rank_environment().local_world_size
+    if world_size % size or size in (1, world_size):
+        raise ConfigError(
+            "train.parallel is 'hsdp', which needs at least two equal groups of at least two processes; "
+            f"found {world_size} processes, in groups of {size}",
+            hint="set train.shard_ranks (by default the processes of this machine), or --set train.parallel=fsdp",
+        )
+    return size
 
 
 def build_replica(context: TrainContext, prepare: Prepare) -> Replica:

@@ -1,6 +1,6 @@
 """Checkpoints that several ranks write together while training goes on, by `torch.distributed.checkpoint`.
 
-Every rank writes its parts of the tensors to a safetensors file of its own, in a thread: training waits only until they are
+Every rank writes its shards of the tensors to a safetensors file of its own, in a thread: training waits only until they are
 copied to host memory. Rank 0 publishes the checkpoint when all files are complete, so that until then the one before is the
 newest. Any number of processes can read it, one included.
 """
@@ -10,17 +10,18 @@ from __future__ import annotations
 import copy
 import socket
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageWriter
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -30,20 +31,7 @@ from discern.storage.files import sync_file
 from discern.training import checkpoint
 
 
-@dataclass(frozen=True)
-class Part:
-    """A rank's part of a tensor that is divided by its first dimension.
-
-    Attributes:
-        values: the rows on this rank.
-        like: the parameter that is divided in the same way.
-    """
-
-    values: Tensor
-    like: Tensor
-
-
-class DividedWriter:
+class ShardedCheckpointWriter:
     """Writes the checkpoints of a run, one at a time.
 
     Args:
@@ -54,123 +42,109 @@ class DividedWriter:
         self._group = group
         self._mesh = DeviceMesh.from_group(group, "cpu", mesh_dim_names=("shard",))
         self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._begun: Future[None] | None = None
-        self._hosts: list[str] = self._gather(socket.gethostname())
+        self._pending: Future[None] | None = None
+        self._processes: list[str] = self._gather(f"process {dist.get_rank()} on {socket.gethostname()}")
 
-    def begin(self, folder: Path, tensors: Mapping[str, Tensor | Part], state: Mapping[str, Any], keep: int) -> None:
-        """Copy the tensors to host memory and begin to write `folder/step-XXXXXXXX`, when the one before is complete.
+    def begin(self, folder: Path, shards: Mapping[str, tuple[Tensor, Tensor]], state: Mapping[str, Any], keep: int) -> None:
+        """Copy the tensors to host memory and begin to write `folder/step-XXXXXXXX`. No other checkpoint may be pending.
 
         Args:
-            tensors: by name, as in `checkpoint.divided_name`. A whole tensor needs to be given by one rank only.
+            shards: this rank's rows and a tensor that is sharded in the same way, by name as in `checkpoint.sharded_name`.
+                If that one is no DTensor, the rows are the full tensor, which needs to be given by one rank only.
             state: as in `checkpoint.Contents`.
             keep: number of newest checkpoints to keep.
-
-        Raises:
-            CheckpointError: the one before could not be written.
         """
-        self.wait()
-        copies = {name: self._on_host(tensor) for name, tensor in tensors.items()}
-        self._begun = self._thread.submit(self._write, folder, copies, copy.deepcopy(dict(state)), keep)
+        tensors: dict[str, Tensor] = {}
+        for name, (rows, like) in shards.items():
+            tensors[name] = rows.detach().to("cpu", copy=True).contiguous()
+            if isinstance(like, DTensor):
+                tensors[name] = DTensor.from_local(
+                    tensors[name], self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
+                )
+        self._pending = self._thread.submit(self._write, folder, tensors, copy.deepcopy(dict(state)), keep)
 
     def wait(self) -> None:
-        """Wait until the checkpoint that was begun is complete.
+        """Wait until the pending checkpoint is complete.
 
         Raises:
             CheckpointError: it could not be written, on some rank; the earlier checkpoints are intact.
         """
-        begun, self._begun = self._begun, None
-        if begun is not None:
-            begun.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def close(self) -> None:
         """Wait for the thread, whether or not its work succeeded."""
         self._thread.shutdown()
 
-    def _on_host(self, tensor: Tensor | Part) -> Tensor:
-        if isinstance(tensor, Tensor):
-            return tensor.detach().to("cpu", copy=True)
-        values = tensor.values.detach().to("cpu", copy=True).contiguous()
-        return DTensor.from_local(
-            values, self._mesh, [Shard(0)], run_check=False, shape=tensor.like.shape, stride=tensor.like.stride()
-        )
-
     def _write(self, folder: Path, tensors: dict[str, Tensor], state: dict[str, Any], keep: int) -> None:
-        writes, step = dist.get_rank() == 0, int(state["step"])
-        problem: str | None = None
-        sums: dict[str, str] = {}
+        first, step = dist.get_rank() == 0, int(state["step"])
         try:
-            if writes:
-                checkpoint.make_partial(folder, step)
-        except OSError as found:
-            problem = str(found)
-        partial = checkpoint.partial_folder(Path(self._gather(str(folder.absolute()))[0]), step)
-        if problem is None and not partial.is_dir():
-            problem = (
-                f"{self._name(dist.get_rank())} does not see {partial}; the folder of a run must be on storage that all machines "
-                f"share"
-            )
-        if not any(self._gather(problem)):
-            try:
-                writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
-                state_dict_saver.save(tensors, storage_writer=writer, process_group=self._group)
-                own = partial.glob(f"shard-{dist.get_rank(self._group) + 1:05d}-*.safetensors")
-                for path in own:
-                    with path.open("rb") as file:
-                        sync_file(file)
-                    sums[path.name] = checksum(path)
-            except CheckpointException as found:
-                problem = self._reasons(found)
-            except OSError as found:
-                problem = f"{self._name(dist.get_rank())}: {found}"
-        problems = [each for each in self._gather(problem) if each is not None]
-        everything = {name: value for each in self._gather(sums) for name, value in each.items()}
-        if writes and not problems:
-            try:
-                checkpoint.publish(folder, state, everything, keep)
-            except OSError as found:
-                problems.append(str(found))
-        # The others learn whether it was published: all ranks stop, or none.
-        problems = self._gather(problems)[0]
-        if problems:
-            if writes:
+            # Rank 0 makes a folder, which all must see.
+            self._on_all_ranks(lambda: checkpoint.make_partial(folder, step) if first else None)
+            partial = checkpoint.partial_folder(self._gather(folder.absolute())[0], step)
+            self._on_all_ranks(partial.stat)
+            # Every rank writes its shards.
+            sums = self._on_all_ranks(lambda: self._write_shards(partial, tensors))
+            # Rank 0 publishes. The others learn whether it has: all ranks stop, or none.
+            checksums = {name: value for own in sums for name, value in own.items()}
+            self._on_all_ranks(lambda: checkpoint.publish(folder, state, checksums, keep) if first else None)
+        except OSError as problem:
+            if first:
                 checkpoint.discard_partial(folder, step)
-            raise checkpoint.not_written(folder, step, problems[0])
+            raise checkpoint.not_written(folder, step, str(problem)) from None
+
+    def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
+        """Write this rank's shards. Return the checksums of its files by name."""
+        writer = HuggingFaceStorageWriter(str(partial), save_distributed=True)
+        state_dict_saver.save(tensors, storage_writer=writer, process_group=self._group)
+        sums: dict[str, str] = {}
+        for path in partial.glob(f"shard-{dist.get_rank(self._group) + 1:05d}-*.safetensors"):
+            with path.open("rb") as file:
+                sync_file(file)
+            sums[path.name] = checksum(path)
+        return sums
+
+    def _on_all_ranks(self, action: Callable[[], Any]) -> list[Any]:
+        """Run an action on all ranks. Return its results by rank; raise OSError on all ranks if it fails on one."""
+        result: Any = None
+        problems: list[str] = []
+        try:
+            result = action()
+        except CheckpointException as error:  # without the tracebacks that torch adds
+            reasons = {rank: " ".join(str(reason).split())[:300] for rank, (reason, _) in error.failures.items()}
+            problems = [f"{self._processes[rank]}: {reason}" for rank, reason in sorted(reasons.items())] or [str(error)]
+        except OSError as error:
+            problems = [f"{self._processes[dist.get_rank(self._group)]}: {error}"]
+        results = self._gather((result, problems))
+        failed = next((problems for _, problems in results if problems), None)
+        if failed:
+            raise OSError("; ".join(failed))
+        return [result for result, _ in results]
 
     def _gather(self, value: Any) -> list[Any]:
-        found: list[Any] = [None] * dist.get_world_size(self._group)
-        dist.all_gather_object(found, value, group=self._group)
-        return found
-
-    def _reasons(self, problem: CheckpointException) -> str:
-        """Which processes failed and why, without the tracebacks that torch adds."""
-        failures = [f"{self._name(rank)}: {' '.join(str(error).split())[:300]}" for rank, (error, _) in problem.failures.items()]
-        return "; ".join(sorted(failures)) or "torch.distributed.checkpoint gives no reason"
-
-    def _name(self, rank: int) -> str:
-        """A process, for messages."""
-        return f"process {rank} on {self._hosts[rank]}"
+        values: list[Any] = [None] * dist.get_world_size(self._group)
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
 
-def read_divided(folder: Path) -> dict[str, Tensor]:
-    """The whole tensors of a checkpoint that several ranks have written, by name. No process group is needed.
+def read_sharded(folder: Path) -> dict[str, Tensor]:
+    """The full tensors of a checkpoint that several ranks have written, by name. No process group is needed.
 
     Raises:
         CheckpointError: a file is damaged or cannot be read.
     """
-    import torch
-    from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
-    from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-
+    reader = HuggingFaceStorageReader(str(folder))
     try:
-        found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+        metadata = reader.read_metadata().state_dict_metadata
         tensors = {
-            name: torch.empty(each.size, dtype=each.properties.dtype)
-            for name, each in found.items()
-            if isinstance(each, TensorStorageMetadata)
+            name: torch.empty(tensor.size, dtype=tensor.properties.dtype)
+            for name, tensor in metadata.items()
+            if isinstance(tensor, TensorStorageMetadata)
         }
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", "torch.distributed is disabled")  # which is what no_dist says
-            state_dict_loader.load(dict(tensors), storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+            state_dict_loader.load(dict(tensors), storage_reader=reader, no_dist=True)
     except (OSError, ValueError, RuntimeError, CheckpointException) as problem:
         raise CheckpointError(
             f"{folder} cannot be read: {problem}", hint="to use the previous checkpoint, remove this folder"
