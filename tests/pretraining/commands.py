@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from discern.progress import Silent
+
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 DISCERN = [sys.executable, "-m", "discern"]
 FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
@@ -19,6 +21,16 @@ def run(*arguments: object, limit: float = LIMIT, **options: object) -> subproce
         timeout=limit,
         **options,  # type: ignore[call-overload]
     )
+
+
+class Notes(Silent):
+    """A listener that keeps the notes."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.lines.append(message)
 
 
 def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:

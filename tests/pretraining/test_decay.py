@@ -13,7 +13,7 @@ from discern.pretraining.run import open_run, plan, pretrain
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
 from discern.training.distributed import join_ranks
-from tests.pretraining.commands import figures, weights
+from tests.pretraining.commands import Notes, figures, weights
 
 STABLE = ("optimizer.schedule=wsd", "optimizer.name=muon", "train.weight_average=0.5", "train.log_every_steps=4")
 
@@ -68,17 +68,12 @@ def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Pa
 
 
 def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Notes(Silent):
-        def note(self, message: str) -> None:
-            told.append(message)
-
+    notes = Notes()
     options = ("optimizer.decay_steps=5", "train.max_steps=1", "optimizer.decay_power=1.0")
-    pretrain(data=data, out=tmp_path / "linear", preset="tiny", overrides=options, progress=Notes())
+    pretrain(data=data, out=tmp_path / "linear", preset="tiny", overrides=options, progress=notes)
     wsd = ("optimizer.schedule=wsd", "optimizer.decay_steps=1", "optimizer.decay_fraction=0.3", "train.max_steps=2")
-    pretrain(data=data, out=tmp_path / "wsd", preset="tiny", overrides=wsd, progress=Notes())
-    assert [line for line in told if "no effect" in line] == [
+    pretrain(data=data, out=tmp_path / "wsd", preset="tiny", overrides=wsd, progress=notes)
+    assert [line for line in notes.lines if "no effect" in line] == [
         "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'",
         "optimizer.decay_fraction = 0.3 has no effect: it needs optimizer.decay_steps 'none'",
     ]
@@ -110,13 +105,8 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
 
 
 def test_a_run_that_is_longer_after_its_decay_is_warned_of(data: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-
-    class Notes(Silent):
-        def note(self, message: str) -> None:
-            told.append(message)
-
+    notes = Notes()
     for steps in (16, 30):
         options = ("optimizer.schedule=wsd", "optimizer.warmup_steps=2", f"train.max_steps={steps}")
-        pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=Notes())
-    assert len([line for line in told if "rises to 0.001 again in the longer run" in line]) == 1
+        pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=notes)
+    assert len([line for line in notes.lines if "rises to 0.001 again in the longer run" in line]) == 1

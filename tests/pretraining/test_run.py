@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from discern.artifacts.opening import open_model
-from discern.errors import ConfigError
+from discern.errors import ConfigError, DataError
 from discern.pretraining import estimate as module
 from discern.pretraining.estimate import estimate
 from discern.pretraining.evaluate import evaluate
@@ -20,7 +20,7 @@ from discern.pretraining.run import clocked_work, plan, pretrain
 from discern.progress import Silent
 from discern.training import trackers
 from discern.training.pretrain_config import read_written_config
-from tests.pretraining.commands import command, run, weights
+from tests.pretraining.commands import Notes, command, run, weights
 
 
 def test_a_finished_run_says_so(data: Path, tmp_path: Path) -> None:
@@ -54,14 +54,6 @@ def test_two_processes(data: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "odd").exists()
 
 
-def test_dry_run_writes_nothing(data: Path, tmp_path: Path) -> None:
-    done = run(*command(data, tmp_path / "run", 6), "--dry-run", "--json")
-    planned = json.loads(done.stdout)
-    assert {"parameters", "flops", "flops_paper_convention", "memory_bytes"} <= planned.keys()
-    assert planned["steps"] == 6
-    assert not (tmp_path / "run").exists()
-
-
 def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: Path) -> None:
     options: dict[str, Any] = {"data": data, "preset": "tiny", "out": tmp_path / "run"}
     whole = estimate(**options, overrides=("train.max_steps=12",))
@@ -71,6 +63,7 @@ def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: P
     assert half.values["flops"] == whole.values["flops"]
     with pytest.raises(ConfigError, match="cannot be divided evenly among 3 processes"):
         estimate(**options, processes=3)
+    assert not list(tmp_path.iterdir()), "a dry run writes nothing"
     pretrain(**options, overrides=("train.max_steps=4",), progress=Silent())
     rest = estimate(**options, overrides=("train.max_steps=12",))
     assert (rest.values["steps"], rest.values["first_step"]) == (8, 4)
@@ -80,13 +73,9 @@ def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: P
     pretrain(**options, overrides=("train.max_steps=3",), progress=Silent())
     assert read_written_config(tmp_path / "run" / "config.toml").train.max_steps == 4
     # What the rows of a step are computed in may change.
-    notes: list[str] = []
-    listener = Silent()
-    listener.note = notes.append  # type: ignore[method-assign]
-    pretrain(**options, overrides=("train.max_steps=6", "train.micro_batch_size=4"), progress=listener)
-    assert any(
-        "differently (train.micro_batch_size None -> 4): training continues, but the weights will not" in note for note in notes
-    )
+    notes = Notes()
+    pretrain(**options, overrides=("train.max_steps=6", "train.micro_batch_size=4"), progress=notes)
+    assert any("differently (train.micro_batch_size None -> 4): training continues" in line for line in notes.lines)
 
 
 def test_a_missing_package_is_noticed_before_anything_is_written(
@@ -134,22 +123,12 @@ def test_the_average_is_what_readers_get_and_a_resumed_run_keeps(data: Path, tmp
     assert found["loss"] == pytest.approx(last["heldout_loss"], rel=1e-6)
 
 
-def test_a_longer_or_shorter_run_keeps_the_warm_up_that_was_fitted(data: Path, tmp_path: Path) -> None:
-    for steps in (5, 40, 7):
-        overrides = (f"train.max_steps={steps}",)
-        resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
-        assert (resolved.config.train.max_steps, resolved.config.optimizer.warmup_steps) == (steps, 1)
-        if not (tmp_path / "run.json").is_file():
-            pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
-
-
-def test_a_run_keeps_what_was_fitted_to_its_steps_under_a_time_budget(data: Path, tmp_path: Path) -> None:
-    overrides = ("train.max_steps=5",)
-    pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
-    longer = (*overrides, "train.max_hours=1")
-    resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=longer, warn=pytest.fail)
-    assert resolved.config.optimizer.warmup_steps == 1
-    refuse_another_run(tmp_path, resolved.data, resolved.config, {})
+def test_a_run_of_another_length_keeps_the_warm_up_that_was_fitted(data: Path, tmp_path: Path) -> None:
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=("train.max_steps=5",), progress=Silent())
+    for length in (("train.max_steps=40",), ("train.max_steps=7",), ("train.max_steps=5", "train.max_hours=1")):
+        planned = plan(data=data, out=tmp_path, preset="tiny", overrides=length, warn=pytest.fail)
+        assert planned.config.optimizer.warmup_steps == 1
+        refuse_another_run(tmp_path, planned.data, planned.config, {})
 
 
 def test_a_run_that_cannot_be_shortened_says_so(data: Path, tmp_path: Path) -> None:
@@ -171,18 +150,6 @@ def test_the_clock_of_a_time_budget_is_kept_by_the_configuration_of_a_run(data: 
         intervals[name] = [clocked_work(each) for each in (first, again)]
     assert intervals["preset"] == [["log", "evaluate", "checkpoint"]] * 2
     assert intervals["log"][0] == ["evaluate", "checkpoint"]
-
-
-def test_a_run_that_began_before_warm_ups_were_fitted_is_resumed(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISCERN_VERIFY", "0")  # its configuration is edited
-    overrides = ("train.max_steps=3",)
-    pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
-    file = tmp_path / "config.toml"
-    file.write_text(file.read_text().replace("warmup_steps = 1", "warmup_steps = 10"))
-    resolved = plan(data=data, out=tmp_path, preset="tiny", overrides=overrides, warn=pytest.fail)
-    assert resolved.config.optimizer.warmup_steps == 10
 
 
 def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -231,12 +198,10 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
 def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: False)
     for steps, says in ((1, "Set train.precision=float32 or auto"), (2, "or start a new run with train.precision=float32")):
-        notes: list[str] = []
-        listener = Silent()
-        listener.note = notes.append  # type: ignore[method-assign]
+        notes = Notes()
         constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=1", f"train.max_steps={steps}")
-        pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*constant, "train.precision=bfloat16"), progress=listener)
-        assert any("this CPU has no instructions for it, so torch emulates it" in note and says in note for note in notes)
+        pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*constant, "train.precision=bfloat16"), progress=notes)
+        assert any("this CPU has no instructions for it, so torch emulates it" in line and says in line for line in notes.lines)
 
 
 @pytest.mark.parametrize(
@@ -260,56 +225,45 @@ def test_wrong_input_is_refused_before_anything_is_written(data: Path, tmp_path:
 
 
 def test_another_run_in_the_folder_is_refused_and_untouched(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert run(*command(data, out, 6)).returncode == 0
-    before = {path: path.read_bytes() for path in out.rglob("*") if path.is_file()}
-    done = run(*command(data, out, 9, "--set", "optimizer.learning_rate=7e-4", "--set", "train.seed=5"))
-    assert done.returncode == 2
-    assert all(word in done.stderr for word in ("optimizer.learning_rate", "train.seed", "0.0007"))
-    assert {path: path.read_bytes() for path in out.rglob("*") if path.is_file()} == before
-    done = run(*command(data, out, 6, "--set", "train.seed=5", "--resume", "never"))
-    assert done.returncode == 0, done.stderr
-    assert weights(out.with_name("run.1"), 6) == before[out / "checkpoints" / "step-00000006" / "model.safetensors"]
+    options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "preset": "tiny", "progress": Silent()}
+    pretrain(**options, overrides=("train.max_steps=3",))
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(ConfigError) as caught:
+        pretrain(**options, overrides=("train.max_steps=9", "optimizer.learning_rate=7e-4", "train.seed=5"))
+    assert all(word in caught.value.message for word in ("optimizer.learning_rate", "train.seed", "0.0007"))
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+    pretrain(**options, overrides=("train.max_steps=3", "train.seed=5"), resume="never")
+    assert weights(tmp_path / "run.1", 3) == before[tmp_path / "run" / "checkpoints" / "step-00000003" / "model.safetensors"]
 
 
-def test_a_foreign_folder_is_refused(data: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("resume", ["auto", "never"])
+def test_a_folder_of_other_files_is_refused(resume: Any, data: Path, tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
-    done = run(*command(data, tmp_path, 6))
-    assert done.returncode == 1
+    with pytest.raises(DataError, match="holds no run"):
+        pretrain(data=data, out=tmp_path, preset="tiny", resume=resume, progress=Silent())
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
 
 
-def test_only_a_run_is_moved_aside(data: Path, tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("keep")
-    done = run(*command(data, tmp_path, 3, "--resume", "never"))
-    assert done.returncode == 1
-    assert "holds no run" in done.stderr
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
-
-
-def leaves(value: object, name: str = "") -> dict[str, object]:
-    """Every number and text of nested figures, by its place."""
-    if isinstance(value, dict):
-        return {key: leaf for part, each in value.items() for key, leaf in leaves(each, f"{name}.{part}").items()}
-    if isinstance(value, list):
-        return {key: leaf for place, each in enumerate(value) for key, leaf in leaves(each, f"{name}.{place}").items()}
-    return {name: value}
+def test_all_problems_are_reported_together(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trackers, "find_spec", lambda _: None)
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="2 problems") as caught:
+        pretrain(data=data, out=tmp_path, preset="tiny", overrides=("train.tensorboard=true",), progress=Silent())
+    assert all(says in caught.value.message for says in ("TensorBoard is not installed", "holds no run"))
 
 
 def test_evaluate(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert run(*command(data, out, 6)).returncode == 0
-    figures = [json.loads(run("evaluate", out, "--batch-size", size, "--json").stdout) for size in (32, 5)]
-    one, other = (leaves(each) for each in figures)
-    assert one.keys() == other.keys()
-    for key, value in one.items():
-        assert other[key] == (value if isinstance(value, str) else pytest.approx(value, rel=1e-5)), key
+    overrides = ("train.max_steps=6", "train.checkpoint_every_steps=3")
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=overrides, progress=Silent())
+    results = [evaluate(tmp_path, batch_size=size, progress=Silent(), warn=pytest.fail) for size in (32, 5)]
+    one, other = ({key: value for key, value in metrics.items() if isinstance(value, float)} for metrics in results)
+    assert one == pytest.approx(other, rel=1e-5)
     wanted = "generator_loss generator_accuracy sampled_accuracy discriminator_loss discriminator_accuracy discriminator_auc"
-    assert set(wanted.split()) <= figures[0].keys()
-    (out / "checkpoints" / "step-00000006" / "optimizer.safetensors").write_bytes(b"")
-    damaged = run("evaluate", out, "--json")
-    assert json.loads(damaged.stdout)["step"] == 3
-    assert "damaged" in damaged.stderr
+    assert set(wanted.split()) <= one.keys()
+    (tmp_path / "checkpoints" / "step-00000006" / "optimizer.safetensors").write_bytes(b"")
+    warnings: list[str] = []
+    assert evaluate(tmp_path, progress=Silent(), warn=warnings.append)["step"] == 3
+    assert "damaged" in warnings[0]
 
 
 @pytest.mark.slow
@@ -324,41 +278,31 @@ def test_compiled_networks_give_the_same_losses(data: Path, tmp_path: Path) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-def test_a_data_set_of_another_tokenizer_is_refused(data: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    assert run(*command(data, out, 3)).returncode == 0
+def test_another_data_set_is_refused(data: Path, tmp_path: Path) -> None:
+    shutil.copytree(data, tmp_path / "data")
+    pretrain(data=tmp_path / "data", out=tmp_path / "run", preset="tiny", overrides=("train.max_steps=1",), progress=Silent())
     options = ["--train-tokenizer", "bpe", "--vocab-size", "400", "--heldout", "0.1"]
     assert run("prepare", data.parent / "text.txt", "--out", tmp_path / "other", *options).returncode == 0
-    evaluated = run("evaluate", out, "--data", tmp_path / "other")
-    assert evaluated.returncode == 1
-    assert "a different tokenizer" in evaluated.stderr
-    assert str(out / "tokenizer.json") in evaluated.stderr
-    resumed = run(*command(tmp_path / "other", out, 6))
-    assert resumed.returncode == 1
-    assert "a different data set" in resumed.stderr
-    data_there = tmp_path / "data"
-    shutil.copytree(data, data_there)
-    assert run(*command(data_there, tmp_path / "again", 3)).returncode == 0
-    shutil.rmtree(data_there)
-    shutil.copytree(tmp_path / "other", data_there)
-    resumed = run(*command(data_there, tmp_path / "again", 6))
-    assert resumed.returncode == 1
-    assert f"an earlier version of {data_there}, which has changed since" in resumed.stderr
+    with pytest.raises(DataError, match="is a different data set"):
+        pretrain(data=tmp_path / "other", out=tmp_path / "run", preset="tiny", progress=Silent())
+    shutil.rmtree(tmp_path / "data")
+    (tmp_path / "other").rename(tmp_path / "data")
+    with pytest.raises(DataError, match=f"an earlier version of {tmp_path / 'data'}, which has changed since"):
+        pretrain(data=tmp_path / "data", out=tmp_path / "run", preset="tiny", progress=Silent())
 
 
-def test_a_place_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
+def test_a_path_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = run(*command(data, tmp_path / "file" / "run", 6))
-    assert done.returncode == 1
-    assert "cannot write" in done.stderr
+    with pytest.raises(DataError, match="cannot write"):
+        pretrain(data=data, out=tmp_path / "file" / "run", preset="tiny", progress=Silent())
 
 
 def test_a_run_whose_time_is_over_before_its_last_phase_says_so(data: Path, tmp_path: Path) -> None:
-    stages = ["--set", "objective.algorithm=two-stage", "--set", "objective.generator_size=1.0"]
-    done = run(*command(data, tmp_path / "run", 6, *stages, "--set", "train.max_hours=1e-9"))
-    assert done.returncode == 0, done.stderr
-    assert "the last phase, 'discriminator', begins after 3 steps: train.max_hours may end the run earlier" in done.stderr
-    assert "the time budget was used up after 1 steps; phase 'discriminator' begins after 3, so that phase" in done.stderr
-    longer = run(*command(data, tmp_path / "run", 6, *stages))
-    assert longer.returncode == 0, longer.stderr
-    assert "the time budget was used up" not in longer.stderr
+    stages = ("objective.algorithm=two-stage", "objective.generator_size=1.0", "train.max_steps=6")
+    notes, again = Notes(), Notes()
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*stages, "train.max_hours=1e-9"), progress=notes)
+    said = "\n".join(notes.lines)
+    assert "the last phase, 'discriminator', begins after 3 steps: train.max_hours may end the run earlier" in said
+    assert "the time budget was used up after 1 steps; phase 'discriminator' begins after 3, so that phase" in said
+    pretrain(data=data, out=tmp_path, preset="tiny", overrides=stages, progress=again)
+    assert "the time budget was used up" not in "\n".join(again.lines)
