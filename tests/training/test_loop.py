@@ -20,7 +20,6 @@ from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
 from discern.training import checkpoint, evaluation, loop
-from discern.training.average import average_warning, averaged, update_average
 from discern.training.compilation import Mode
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
@@ -28,6 +27,7 @@ from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.replica import average_warning, averaged, update_average
 from discern.training.state import EarlyStopping, State, TrainContext
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings

@@ -29,12 +29,12 @@ from discern.storage.checksums import read_object, remove_recorded
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, refuse_non_finite, supervised
 from discern.training import checkpoint
-from discern.training.average import use_average
 from discern.training.distributed import Ranks
 from discern.training.evaluation import outputs_of
 from discern.training.interrupt import StopRequest, leave_if_stopped
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, records_of_step
+from discern.training.replica import use_average
 from discern.training.state import EarlyStopping, State, TrainContext
 
 ATTEMPTS_FILE = "failed-draws.json"

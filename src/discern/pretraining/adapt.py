@@ -25,10 +25,10 @@ from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_record, write_recorded
 from discern.storage.output import OutputFolder
-from discern.training.average import averaged
 from discern.training.distributed import Ranks, join_ranks
 from discern.training.evaluation import evaluate
 from discern.training.interrupt import agree_to_stop, leave_if_stopped, stop_on_signals
+from discern.training.replica import averaged
 
 ADAPTATION_FILE = "adaptation.json"
 """File in the folder of the run with the metrics before and after."""

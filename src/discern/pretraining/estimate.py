@@ -16,12 +16,12 @@ from discern.pretraining.meta_bench import meta_steps, slot_memory
 from discern.pretraining.resume import Resume
 from discern.pretraining.run import Plan, check_shares, epochs_of, notes_on_rows, plan, precision_of, training_stream
 from discern.training import checkpoint
-from discern.training.average import average_warning
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, choose_device
 from discern.training.flops import RunFlops, fastest_product, run_flops
 from discern.training.optimizer import counts_by_rule, counts_text
 from discern.training.pretrain_config import PretrainConfig
+from discern.training.replica import average_warning
 from discern.training.schedule import step_sizes
 
 # Fraction of the speed of plain matrix products that a whole training step reached in measurements on CPUs.

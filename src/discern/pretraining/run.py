@@ -74,7 +74,6 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.average import average_warning
 from discern.training.compilation import Compilation, Workload, shared_compilation
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, check_consistency, check_ranks, join_ranks
@@ -86,7 +85,7 @@ from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.precision import Precision, check_weight_precision, shape_of, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
 from discern.training.rank_environment import lock_patience
-from discern.training.replica import num_shards
+from discern.training.replica import average_warning, num_shards
 from discern.training.schedule import step_sizes, unused_by_schedule
 from discern.training.state import BatchSource, State, TrainContext
 from discern.training.trackers import check_tensorboard, check_tracker

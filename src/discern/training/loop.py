@@ -27,7 +27,6 @@ from discern.errors import CheckpointError, DataError, DiscernError, NumericsErr
 from discern.objectives.base import Objective, Phase
 from discern.storage.files import write_text
 from discern.training import checkpoint, evaluation
-from discern.training.average import average_warning, averaged
 from discern.training.checkpoint import AVERAGE_FILE, model_tensors
 from discern.training.compilation import Mode, compile_networks, eager_evaluation
 from discern.training.distributed import Ranks
@@ -38,7 +37,7 @@ from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metric
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
 from discern.training.precision import autocast, emulation_warning, lowered, raise_weights
 from discern.training.prefetch import Feed, LocalBatch
-from discern.training.replica import Replica, build_replica
+from discern.training.replica import Replica, average_warning, averaged, build_replica
 from discern.training.schedule import learning_rate
 from discern.training.state import EarlyStopping, Moments, State, TrainContext, save_checkpoint
 

@@ -1,9 +1,9 @@
-"""What a rank trains: the whole objective, alone or beside equal ones on the other ranks."""
+"""What a rank trains: the whole objective, alone or beside equal ones on the other ranks; and the average of its weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 from discern.errors import ConfigError
 from discern.objectives.base import Objective
-from discern.training.average import update_average
 from discern.training.checkpoint import model_tensors
 from discern.training.config import TrainConfig
 from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
@@ -139,6 +138,59 @@ def average_over_ranks(gradients: Sequence[Tensor]) -> None:
             means = zip(torch.split(flat, sizes), bucket, strict=True)
             torch._foreach_copy_(bucket, [mean.view_as(tensor) for mean, tensor in means])
             bucket = []
+
+
+@torch.no_grad()
+def update_average(average: dict[str, Tensor], weights: Mapping[str, Tensor], decay: float, updates: int) -> None:
+    """Add the present weights to an average, in place.
+
+    After n updates, the weights k updates ago have weight (1 - decay) decay^k / (1 - decay^n). The weights before the first
+    update have none, so that the average is not biased towards them, however short the run.
+
+    Args:
+        average: every parameter and buffer by name, in float32; empty before the first update.
+        weights: the present ones, in float32.
+        updates: n, this update included.
+    """
+    if updates == 1:
+        average.clear()
+        average.update({name: tensor.clone() for name, tensor in weights.items()})
+        return
+    moving = [name for name in average if average[name].is_floating_point()]
+    share = (1 - decay) / (1 - decay**updates)
+    torch._foreach_lerp_([average[name] for name in moving], [weights[name] for name in moving], share)
+    for name in average.keys() - set(moving):
+        average[name].copy_(weights[name])
+
+
+@contextmanager
+def averaged(model: nn.Module, average: Mapping[str, Tensor]) -> Iterator[None]:
+    """A context in which the model has the averaged weights, if there are any; then its own again, to the last bit."""
+    weights = {name: tensor.clone() for name, tensor in model_tensors(model).items()} if average else {}
+    use_average(model, average)
+    try:
+        yield
+    finally:
+        use_average(model, weights)
+
+
+@torch.no_grad()
+def use_average(model: nn.Module, average: Mapping[str, Tensor]) -> None:
+    """Copy averaged weights into the model; nothing if there are none."""
+    weights = model_tensors(model)
+    for name, tensor in average.items():
+        weights[name].copy_(tensor)
+
+
+def average_warning(train: TrainConfig, steps: int) -> str | None:
+    """A warning about an average that spans more updates than the run has; None if it does not."""
+    span = round(1 / (1 - train.weight_average))
+    if not train.weight_average or steps >= span:
+        return None
+    return (
+        f"train.weight_average {train.weight_average:g} averages over about {span:,} updates, but the run has {steps:,}: the "
+        "average still contains its early weights. Set train.weight_average to a smaller value, or to 0 to use the last weights"
+    )
 
 
 def num_shards(train: TrainConfig, world_size: int) -> int:

@@ -45,22 +45,26 @@ class ShardedCheckpointWriter:
         self._pending: Future[None] | None = None
         self._processes: list[str] = self._gather(f"process {dist.get_rank()} on {socket.gethostname()}")
 
-    def begin(self, folder: Path, shards: Mapping[str, tuple[Tensor, Tensor]], state: Mapping[str, Any], keep: int) -> None:
+    def begin(
+        self, folder: Path, files: Mapping[str, Mapping[str, tuple[Tensor, Tensor]]], state: Mapping[str, Any], keep: int
+    ) -> None:
         """Copy the tensors to host memory and begin to write `folder/step-XXXXXXXX`. No other checkpoint may be pending.
 
         Args:
-            shards: this rank's rows and a tensor that is sharded in the same way, by name as in `checkpoint.sharded_name`.
-                If that one is no DTensor, the rows are the full tensor, which needs to be given by one rank only.
+            files: this rank's rows and a tensor that is sharded in the same way, by name, by the file in which one process writes
+                them. If that tensor is no DTensor, the rows are the full tensor, which only one rank needs to give.
             state: as in `checkpoint.Contents`.
             keep: number of newest checkpoints to keep.
         """
         tensors: dict[str, Tensor] = {}
-        for name, (rows, like) in shards.items():
-            tensors[name] = rows.detach().to("cpu", copy=True).contiguous()
-            if isinstance(like, DTensor):
-                tensors[name] = DTensor.from_local(
-                    tensors[name], self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
-                )
+        for file, shards in files.items():
+            for name, (rows, like) in shards.items():
+                tensor = rows.detach().to("cpu", copy=True).contiguous()
+                if isinstance(like, DTensor):
+                    tensor = DTensor.from_local(
+                        tensor, self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
+                    )
+                tensors[checkpoint.sharded_name(file, name)] = tensor
         self._pending = self._thread.submit(self._write, folder, tensors, copy.deepcopy(dict(state)), keep)
 
     def wait(self) -> None:

@@ -17,7 +17,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import final
 
 import torch
 import torch.distributed as dist
@@ -27,12 +26,11 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from discern.errors import CheckpointError
-from discern.training.average import update_average
-from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, load_model_tensors, sharded_name
+from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, load_model_tensors
 from discern.training.distributed import LONGEST_WORK
 from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.precision import matrices
-from discern.training.replica import Prepare, Replica, num_shards
+from discern.training.replica import Prepare, Replica, num_shards, update_average
 from discern.training.sharded_checkpoint import ShardedCheckpointWriter
 from discern.training.state import State, TrainContext, described_state
 from discern.training.update_rules import Division
@@ -69,7 +67,6 @@ class ShardedReplica(Replica):
         self.model = self.objective
 
         # Optimizer and moments
-        self._group = mesh.get_group(_SHARD)
         groups = parameter_groups(self.objective, context.optimizer, context.precision)
         self.optimizer = ShardedOptimizer(groups, context.optimizer)
         self._set_names([weight for weight in self.objective.parameters() if not isinstance(weight, DTensor)])
@@ -92,18 +89,11 @@ class ShardedReplica(Replica):
         yield
 
     def clip(self, limit: float) -> Tensor:
-        gradients = [weight.grad for weight in self.objective.parameters() if weight.grad is not None]
-        sharded = [local(gradient) for gradient in gradients if isinstance(gradient, DTensor)]
-        replicated = [gradient for gradient in gradients if not isinstance(gradient, DTensor)]
-        zero = torch.zeros((), device=self._context.ranks.device)
-        square, rest = (
-            torch.stack(torch._foreach_norm([zero, *(tensor for tensor in tensors if tensor.numel())])).square().sum()
-            for tensors in (sharded, replicated)
-        )
-        dist.all_reduce(square, group=self._group)
-        norm = (square + rest).sqrt()
+        weights = [weight for weight in self.objective.parameters() if weight.grad is not None]
+        gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(Shards(weights).norms(gradients)))
         if limit > 0:
-            torch._foreach_mul_([*sharded, *replicated], torch.clamp(limit / (norm + 1e-6), max=1.0))
+            torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
 
     def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
@@ -142,15 +132,15 @@ class ShardedReplica(Replica):
         if context.metrics_log is not None:
             context.metrics_log.sync()
         if self._writer is not None:
-            shards = {sharded_name(MODEL_FILE, name): (local(tensor), tensor) for name, tensor in weights.items()}
-            for name, tensor in self._average.items():
-                shards[sharded_name(AVERAGE_FILE, name)] = tensor, weights[name]
-            for name, shard in self.optimizer.shards(self._names).items():
-                shards[sharded_name(OPTIMIZER_FILE, name)] = shard
-            for memory in reversed(carried):  # each rank has the memory of its own rows; what all share comes from rank 0
-                shards |= {sharded_name(CARRY_FILE, name): (tensor, tensor) for name, tensor in memory.items()}
+            files = {
+                MODEL_FILE: {name: (local(tensor), tensor) for name, tensor in weights.items()},
+                AVERAGE_FILE: {name: (tensor, weights[name]) for name, tensor in self._average.items()},
+                OPTIMIZER_FILE: self.optimizer.shards(self._names),
+                # Each rank has the memory of its own rows; what all share comes from rank 0.
+                CARRY_FILE: {name: (tensor, tensor) for memory in reversed(carried) for name, tensor in memory.items()},
+            }
             folder, keep = context.folder / "checkpoints", context.train.keep_checkpoints
-            self._writer.begin(folder, shards, described_state(context, state), keep)
+            self._writer.begin(folder, files, described_state(context, state), keep)
         if state.finished:
             self._wait_for_all()
 
@@ -206,7 +196,6 @@ class ShardedOptimizer(Optimizer):
         return local_part(value.to(local(parameter).device), parameter).clone()
 
 
-@final
 class Shards(Division):
     """Weights of which each rank has some rows, and others that are whole on every rank."""
 
@@ -220,14 +209,15 @@ class Shards(Division):
         return local_part(whole, self._weights[number])
 
     def norms(self, parts: list[Tensor]) -> list[Tensor]:
-        sharded = [weight for weight in self._weights if isinstance(weight, DTensor)]
-        if not sharded:
-            return super().norms(parts)
-        squares = torch.stack([torch.linalg.vector_norm(part) for part in parts]).square()
-        sums = squares.clone()
-        dist.all_reduce(sums, group=_group_and_rows(sharded[0])[0])
-        is_sharded = torch.tensor([isinstance(weight, DTensor) for weight in self._weights], device=squares.device)
-        return list(torch.where(is_sharded, sums, squares).sqrt().unbind())
+        # Rows may be absent on a rank, and _foreach_norm needs elements.
+        norms = list(torch._foreach_norm([part if part.numel() else part.new_zeros(1) for part in parts]))
+        sharded = {number: weight for number, weight in enumerate(self._weights) if isinstance(weight, DTensor)}
+        if sharded:
+            squares = torch.stack([norms[number] for number in sharded]).square()
+            dist.all_reduce(squares, group=_group_and_rows(next(iter(sharded.values())))[0])
+            for number, norm in zip(sharded, squares.sqrt().unbind(), strict=True):
+                norms[number] = norm
+        return norms
 
     def sizes(self, parts: list[Tensor]) -> list[int]:
         return [weight.numel() for weight in self._weights]
@@ -240,7 +230,7 @@ def tensors_of(model: nn.Module) -> dict[str, Tensor]:
 
 def local(tensor: Tensor) -> Tensor:
     """The part of a tensor on this rank: all of it if it is not sharded."""
-    # Not by an operation of DTensor: their caches would keep the process group, with its threads, beyond its end.
+    # Here and below not by operations of DTensor: their caches would keep the process group, with its threads, beyond its end.
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
