@@ -197,10 +197,8 @@ def test_an_average_that_spans_more_than_the_run_is_warned_of(tmp_path: Path) ->
         assert len(found) == warned
     assert average_warning(TrainConfig(weight_average=0.999), 200) == (
         "train.weight_average 0.999 averages over about 1,000 updates, but the run has 200: the average still contains its early "
-        "weights. Set train.weight_average=0.95, or 0 to use the last weights"
+        "weights. Set train.weight_average to a smaller value, or to 0 to use the last weights"
     )
-    for steps, better in ((30, "0.67"), (7_000, "0.9986"), (150_000, "0.999933")):
-        assert f"Set train.weight_average={better}, or 0" in str(average_warning(TrainConfig(weight_average=1 - 1e-6), steps))
 
 
 def test_a_checkpoint_without_the_average_of_the_run_is_refused(tmp_path: Path) -> None:
