@@ -77,13 +77,15 @@ def test_a_signal_saves_and_stops_all_processes(number: signal.Signals, data: Pa
         assert ended(ranks)
 
 
-@pytest.mark.parametrize(("number", "why"), [(signal.SIGKILL, "has ended"), (signal.SIGSTOP, "has shown no sign of life for 3")])
+@pytest.mark.parametrize(
+    ("number", "why"), [(signal.SIGKILL, "was killed by SIGKILL"), (signal.SIGSTOP, "has shown no sign of life for 3")]
+)
 def test_a_lost_process_is_named_once_and_the_others_end(number: signal.Signals, why: str, data: Path, tmp_path: Path) -> None:
     with training(data, tmp_path / "run", **{HEARTBEAT_VARIABLE: "3"}) as (launcher, ranks):
         os.kill(ranks[1], number)
         _, errors = launcher.communicate(timeout=60)
         assert launcher.returncode == 1
-        assert errors.count("error: ") == errors.count(f"rank 1 (pid {ranks[1]} on {socket.gethostname()}) {why}") == 1
+        assert errors.count("error: ") == errors.count(f"rank 1 (pid {ranks[1]} on {socket.gethostname()}) {why}") == 1, errors
         assert "Traceback" not in errors
         assert ended(ranks)
 

@@ -6,6 +6,7 @@ import logging
 import os
 import shlex
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,9 +17,9 @@ import typer
 
 from discern.config.layers import preset_names
 from discern.data.processes import available_cores
-from discern.errors import ConfigError
+from discern.errors import ConfigError, RanksError
 from discern.training.interrupt import handled
-from discern.training.rank_environment import rank_environment, ranks_timeout
+from discern.training.rank_environment import NPROC_RUN, rank_environment, ranks_timeout
 
 
 def _presets(incomplete: str) -> list[str]:
@@ -107,6 +108,9 @@ def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None
 
     Args:
         check: checks the settings before the processes are started.
+
+    Raises:
+        RanksError: a process was killed.
     """
     if nproc == 1 or rank_environment().world_size > 1:
         return
@@ -115,6 +119,8 @@ def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, launch_agent
 
+    from discern.training.heartbeat import FENCED
+
     logging.disable()  # the processes report their errors; torch would repeat them with a traceback
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # without stack traces about a connection that is closed
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // nproc)))
@@ -122,7 +128,7 @@ def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None
         min_nodes=1,
         max_nodes=1,
         nproc_per_node=nproc,
-        run_id=f"discern-{os.getpid()}",
+        run_id=f"{NPROC_RUN}{os.getpid()}",
         rdzv_backend="c10d",
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
@@ -133,9 +139,17 @@ def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None
     try:
         launch_agent(config, sys.executable, ["-m", "discern", *without_nproc(sys.argv[1:])])
     except ChildFailedError as problem:
-        codes = [failure.exitcode for failure in problem.failures.values()]
-        # The code of a process that was killed is negative; the others were then stopped by a signal.
-        raise SystemExit(max(codes) if min(codes) > 0 else 1) from None
+        # Torch stops the others (SIGTERM) when one process has ended; what ended that one counts.
+        codes = {rank: failure.exitcode for rank, failure in problem.failures.items()}
+        first = {rank: code for rank, code in codes.items() if code not in (-signal.SIGTERM, 128 + signal.SIGTERM)} or codes
+        # A process that failed has said why; so have those that ended one which had shown no sign of life.
+        if max(first.values()) < 0 and -FENCED not in first.values():
+            failure = problem.failures[min(first)]
+            raise RanksError(
+                f"rank {min(first)} (pid {failure.pid} on {socket.gethostname()}) was killed by {failure.signal_name()}",
+                hint="the system does this when memory runs out; the same command continues from the last checkpoint",
+            ) from None
+        raise SystemExit(max(1, *first.values())) from None
     except SignalException as problem:
         raise SystemExit(128 + problem.sigval) from None
     raise SystemExit(0)

@@ -24,7 +24,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import DiscernError
-from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, ranks_timeout
+from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, launched_here, ranks_timeout
 
 _INTERVAL = 1.0  # seconds between two numbers
 # Once an exchange has failed, somebody is certainly lost, and fewer missing numbers are enough to tell who.
@@ -33,6 +33,9 @@ _SUSPICIOUS = 5.0
 # written gets this long to be completed.
 _GRACE = 15.0
 _STORE_GRACE = 45.0  # without the store the ranks may all be alive: time to save and stop
+
+FENCED = signal.SIGUSR1
+"""Ends a process on this machine that has shown no sign of life."""
 
 LOST_HINT = "look for its message; the same command continues from the last checkpoint"
 """What to do when a process is lost."""
@@ -170,7 +173,8 @@ class Heartbeat:
         ended = [rank for rank in others if not self._is_alive(self._members[rank])]
         ended = [rank for rank, (_, state) in self._states(ended).items() if state == _WORKING]
         if ended:
-            self._post(ended, f"{self._names(ended)} {_KILLED}")
+            # Under --nproc the process that has started them all knows the signal, and reports it.
+            self._post(ended, f"{self._names(ended)} {_KILLED}", reports_itself=launched_here())
         elif silent:
             seconds = max(self._seen[rank][1] for rank in silent)
             setting = f" ({HEARTBEAT_VARIABLE})" if limit == self._limit else ""
@@ -179,7 +183,9 @@ class Heartbeat:
             for member in (self._members[rank] for rank in silent):
                 if member.machine == self._members[self._rank].machine:
                     with suppress(ProcessLookupError, PermissionError):
-                        os.kill(member.pid, signal.SIGKILL)  # if it was resumed later, it could write to the same run
+                        # A stopped process that was resumed later could write to the same run.
+                        os.kill(member.pid, FENCED)
+                        os.kill(member.pid, signal.SIGCONT)
 
     def _states(self, ranks: Sequence[int] | None = None) -> Mapping[int, tuple[str, str]]:
         """Number and state of other processes by rank; of all if `ranks` is None."""
@@ -201,7 +207,7 @@ class Heartbeat:
 
         Args:
             lost: ranks that are lost.
-            reports_itself: whether the lost rank prints its own error.
+            reports_itself: whether the lost rank prints its own error, or another process on its machine does.
         """
         posted = json.dumps([reason, list(lost), reports_itself])
         with suppress(RuntimeError):  # the store has left before

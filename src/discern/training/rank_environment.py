@@ -13,6 +13,9 @@ TIMEOUT_VARIABLE = "DISCERN_RANKS_TIMEOUT"
 HEARTBEAT_VARIABLE = "DISCERN_HEARTBEAT_TIMEOUT"
 """Environment variable: seconds without a sign of life after which a process is considered dead or stopped."""
 
+NPROC_RUN = "discern-nproc-"
+"""Beginning of the TORCHELASTIC_RUN_ID of the processes of `--nproc`."""
+
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 # Set by torchrun, which may start the processes again so often, and by Slurm after a requeue.
@@ -79,6 +82,11 @@ def missing_variables() -> list[str]:
     found = [name for name in ("RANK", "WORLD_SIZE") if os.environ.get(name)]
     missing = [name for name in _NEEDED if not os.environ.get(name)]
     return missing if found else []
+
+
+def launched_here() -> bool:
+    """Whether `--nproc` has started this process."""
+    return os.environ.get("TORCHELASTIC_RUN_ID", "").startswith(NPROC_RUN)
 
 
 def ranks_timeout() -> float:
