@@ -23,7 +23,7 @@ from torch import Tensor
 
 from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError, DiscernError, RanksError
-from discern.training.heartbeat import LOST_HINT, Heartbeat, Member
+from discern.training.heartbeat import LEAVES_THE_REPORT, LOST_HINT, Heartbeat, Member
 from discern.training.interrupt import stop_on_signals
 from discern.training.rank_environment import heartbeat_timeout, rank_environment, ranks_timeout
 from discern.training.rendezvous import open_store, rendezvous
@@ -236,7 +236,7 @@ def _name_lost_ranks(heartbeat: Heartbeat | None = None) -> Iterator[None]:
         with stop_on_signals():  # torchrun is perhaps ending this process already; it still reports why
             reason = None if heartbeat is None else heartbeat.lost()
         if reason == "":
-            raise SystemExit(1) from problem
+            raise SystemExit(LEAVES_THE_REPORT) from problem
         unknown = f"another training process has ended, or has not responded for {ranks_timeout():,.0f} seconds"
         raise RanksError(reason or unknown, hint=LOST_HINT) from problem
 

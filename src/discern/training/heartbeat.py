@@ -37,6 +37,9 @@ _STORE_GRACE = 45.0  # without the store the ranks may all be alive: time to sav
 FENCED = signal.SIGUSR1
 """Ends a process on this machine that has shown no sign of life."""
 
+LEAVES_THE_REPORT = 128 + signal.SIGTERM
+"""Exit code of a process that ends because another one has ended, which is reported elsewhere."""
+
 LOST_HINT = "look for its message; the same command continues from the last checkpoint"
 """What to do when a process is lost."""
 
@@ -252,9 +255,10 @@ class Heartbeat:
         """End this process if its main thread does not do so in time: it may wait for a GPU for ever."""
         if self._closed.wait(grace):
             return
-        if reason := self._reported():
+        reason = self._reported()
+        if reason:
             _say(f"error: {reason}\n  hint: {LOST_HINT}")
-        os._exit(1)
+        os._exit(1 if reason else LEAVES_THE_REPORT)
 
 
 def _say(text: str) -> None:
