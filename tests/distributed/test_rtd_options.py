@@ -23,26 +23,31 @@ from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.training.test_loop import context
 
 with join_ranks("cpu") as ranks:
-    for name in json.loads(sys.argv[2]):
-        out = Path(sys.argv[1]) / name.replace(" ", "-")
-        out = out if ranks.writes else out.with_name(out.name + "-other")
-        run = context(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1, parallel=sys.argv[3])
-        object.__setattr__(run, "ranks", ranks)
-        train(run, State())
+    for parallel in sys.argv[3:]:
+        for name in json.loads(sys.argv[2]):
+            out = Path(sys.argv[1]) / parallel / name.replace(" ", "-")
+            out = out if ranks.writes else out.with_name(out.name + "-other")
+            run = context(out, build_option(OPTIONS[name]), max_steps=6, log_every_steps=1, parallel=parallel)
+            object.__setattr__(run, "ranks", ranks)
+            train(run, State())
 """
 NAMES = ["tying gradient-disentangled", "algorithm two-stage", "algorithm adversarial", "sentence-contrastive"]
 
 
-@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
-def test_two_processes_equal_one(tmp_path: Path, parallel: str) -> None:
-    program = tmp_path / "program.py"
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders with the runs of one and of two processes."""
+    folder = tmp_path_factory.mktemp("ranks")
+    program = folder / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
-    found = []
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        out.mkdir()
-        run_ranks(processes, program, str(out), json.dumps(NAMES), parallel)
-        found.append(out)
+    run_ranks(1, program, str(folder / "1"), json.dumps(NAMES), "ddp")
+    run_ranks(2, program, str(folder / "2"), json.dumps(NAMES), "ddp", "fsdp")
+    return {processes: folder / str(processes) for processes in (1, 2)}
+
+
+@pytest.mark.parametrize("parallel", ["ddp", "fsdp"])
+def test_two_processes_equal_one(runs: dict[int, Path], parallel: str) -> None:
+    found = runs[1] / "ddp", runs[2] / parallel
     for name in (name.replace(" ", "-") for name in NAMES):
         one, two = (checkpoint.load(out / name / "checkpoints" / "step-00000006").model for out in found)
         assert one.keys() == two.keys()

@@ -13,6 +13,7 @@ from discern.training import checkpoint
 
 # All objectives after one another, as starting processes takes longer than training.
 PROGRAM = """
+import json
 import os
 import sys
 from pathlib import Path
@@ -28,10 +29,10 @@ from discern.training.loop import train
 from discern.training.state import State
 from discern.training.distributed import join_ranks
 
-out, micro = Path(sys.argv[1]), int(sys.argv[2]) or None
-parallel = dict(ddp=dict(), fsdp=dict(parallel="fsdp"), hsdp=dict(parallel="hsdp", shard_ranks=2))[sys.argv[3]]
+out, micro, starts = Path(sys.argv[1]), int(sys.argv[2]) or None, json.loads(sys.argv[3])
 with join_ranks("cpu") as ranks:
-    for run_name in sys.argv[4:]:
+    for mode, run_name in ((mode, run_name) for mode, names in starts.items() for run_name in names):
+        parallel = dict(parallel=mode, shard_ranks=2 if mode == "hsdp" else None)
         name, _, optimizer = run_name.partition("+")
         factory = objectives.load(name)
         model = dict(hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, dict()))
@@ -43,7 +44,7 @@ with join_ranks("cpu") as ranks:
         objective.initialize(0)
         options = OPTIMIZERS.get(optimizer, dict())
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5, **parallel)
-        folder = out / (run_name if ranks.writes else "other")
+        folder = out / mode / (run_name if ranks.writes else "other")
         if optimizer == "growing":
             own = dict(masking="entropy") if "masking" in factory.Config.model_fields else dict()
             run = scheduled(folder, name, own=own, model=model, micro_batch_size=micro, **steps)
@@ -59,11 +60,11 @@ GROWING = ["rtd+growing", "electric+growing", "permutation-lm+growing"]
 NAMES = [*objectives.names(), *(f"{name}+muon" for name in objectives.names()), "rtd+stable-adamw", "rtd+modernbert", *GROWING]
 """Objectives, some with the optimizer of `OPTIMIZERS` after a plus; 'growing': with schedules and masking 'entropy';
 'modernbert': on that encoder, with disentangled embeddings."""
-DIVIDED = {
-    "fsdp": (2, ["rtd+muon", "rtd+modernbert", "rtd+growing", "rtd+stable-adamw", "electric", "permutation-lm", "mlm"]),
-    "hsdp": (4, ["rtd"]),
+SHARDED = {
+    "fsdp": ["rtd+muon", "rtd+modernbert", "rtd+growing", "rtd+stable-adamw", "electric", "permutation-lm", "mlm"],
+    "hsdp": ["rtd"],
 }
-"""Number of processes, and some of the runs, for each way to divide the weights."""
+"""Some of the runs for each way to shard the weights: with two processes, and with four."""
 
 
 def run_ranks(processes: int, program: Path, *arguments: str) -> None:
@@ -74,21 +75,15 @@ def run_ranks(processes: int, program: Path, *arguments: str) -> None:
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int | str, Path]:
-    """Folders with a run of each objective, by the number of processes, or by how they divide the weights."""
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Path]:
+    """Folders by the number of processes, with a folder for each way to share the work."""
     folder = tmp_path_factory.mktemp("ranks")
     program = folder / "program.py"
     program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
-    made: dict[int | str, Path] = {}
-    for processes, micro in ((1, 0), (2, 2)):
-        made[processes] = folder / str(processes)
-        made[processes].mkdir()
-        run_ranks(processes, program, str(made[processes]), str(micro), "ddp", *NAMES)
-    for name, (processes, names) in DIVIDED.items():
-        made[name] = folder / name
-        made[name].mkdir()
-        run_ranks(processes, program, str(made[name]), "2", name, *names)
-    return made
+    starts = {1: {"ddp": NAMES}, 2: {"ddp": NAMES, "fsdp": SHARDED["fsdp"]}, 4: {"hsdp": SHARDED["hsdp"]}}
+    for processes, names in starts.items():
+        run_ranks(processes, program, str(folder / str(processes)), "0" if processes == 1 else "2", json.dumps(names))
+    return {processes: folder / str(processes) for processes in starts}
 
 
 def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]:
@@ -99,14 +94,15 @@ def read(folder: Path) -> tuple[dict[str, torch.Tensor], list[dict[str, float]]]
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_two_processes_equal_one(runs: dict[int | str, Path], name: str) -> None:
-    assert_equal(runs[1] / name, runs[2] / name)
+def test_two_processes_equal_one(runs: dict[int, Path], name: str) -> None:
+    assert_equal(runs[1] / "ddp" / name, runs[2] / "ddp" / name)
 
 
-@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, (_, names) in DIVIDED.items() for name in names])
-def test_divided_weights_equal_those_of_one_process(runs: dict[int | str, Path], mode: str, name: str) -> None:
-    assert_equal(runs[1] / name, runs[mode] / name)
-    assert not (runs[mode] / name / "checkpoints" / "step-00000010" / "model.safetensors").exists()
+@pytest.mark.parametrize(("mode", "name"), [(mode, name) for mode, names in SHARDED.items() for name in names])
+def test_sharded_weights_equal_those_of_one_process(runs: dict[int, Path], mode: str, name: str) -> None:
+    sharded = runs[2 if mode == "fsdp" else 4] / mode / name
+    assert_equal(runs[1] / "ddp" / name, sharded)
+    assert not (sharded / "checkpoints" / "step-00000010" / "model.safetensors").exists()
 
 
 def assert_equal(first: Path, second: Path) -> None:

@@ -41,7 +41,7 @@ def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream
 
 
 def context(folder: Path, objective: Objective | None = None, **options: Any) -> TrainContext:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if objective is None:
         objective = build(options.pop("dropout", 0.1))
     optimizer = {"learning_rate": 5e-3, "warmup_steps": 4} | options.pop("optimizer", {})

@@ -79,7 +79,7 @@ class Optimizer(torch.optim.Optimizer):
         rule: UpdateRule = group["rule"]
         for parameter in moved:
             self._begin_moments(parameter, rule)
-        gradients = [self._gradient_of(parameter).float() for parameter in moved]
+        gradients = [self._local(parameter.grad).float() for parameter in moved if parameter.grad is not None]
         if allowed is not None and not rule.holds_back(list(moved)):
             held_back = ~allowed
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
@@ -98,10 +98,9 @@ class Optimizer(torch.optim.Optimizer):
         for parameter, values in zip(moved, full, strict=True):
             self._store(parameter, values, rounding)
 
-    def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
-        """The gradient of this rank's part of a weight, which is all of it here."""
-        assert parameter.grad is not None
-        return parameter.grad
+    def _local(self, tensor: Tensor) -> Tensor:
+        """This rank's part of a weight or gradient, which is all of it here."""
+        return tensor
 
     def _division(self, moved: list[nn.Parameter]) -> Division:
         """How these weights are divided among the ranks."""
@@ -109,7 +108,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _weight_of(self, parameter: nn.Parameter) -> Tensor:
         """The float32 weight that the rule updates in place: the parameter, its float32 copy, or a temporary one."""
-        return self.masters[parameter] if parameter in self.masters else parameter.float()
+        return self.masters[parameter] if parameter in self.masters else self._local(parameter).float()
 
     def _store(self, parameter: nn.Parameter, values: Tensor, rounding: torch.Generator | None) -> None:
         """Write an updated weight back to its parameter, unless it is the parameter."""
@@ -145,10 +144,7 @@ class Optimizer(torch.optim.Optimizer):
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:
-            self.state[parameter] = {name: self._empty_moment(parameter) for name in rule.moments}
-
-    def _empty_moment(self, parameter: Tensor) -> Tensor:
-        return torch.zeros_like(parameter, dtype=torch.float32)
+            self.state[parameter] = {name: torch.zeros_like(self._local(parameter), dtype=torch.float32) for name in rule.moments}
 
     def _loaded_moment(self, value: Tensor, parameter: Tensor) -> Tensor:
         return value.to(parameter.device)

@@ -171,18 +171,11 @@ class ShardedOptimizer(Optimizer):
     and every rank computes the same matrix and keeps its part.
     """
 
-    def _gradient_of(self, parameter: nn.Parameter) -> Tensor:
-        assert parameter.grad is not None
-        return local(parameter.grad)
-
-    def _weight_of(self, parameter: nn.Parameter) -> Tensor:
-        return local(parameter)
+    def _local(self, tensor: Tensor) -> Tensor:
+        return local(tensor)
 
     def _division(self, moved: list[nn.Parameter]) -> Division:
         return Shards(moved)
-
-    def _empty_moment(self, parameter: Tensor) -> Tensor:
-        return torch.zeros_like(local(parameter), dtype=torch.float32)
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
         return {key: full_tensor(*shard) for key, shard in self.shards(names).items()}
