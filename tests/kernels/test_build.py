@@ -12,8 +12,7 @@ import torch
 
 from discern import kernels
 from discern.kernels import build
-from discern.kernels.build import Kernels
-from discern.kernels.cache import forget_old, is_sound, keep, private_folders
+from discern.kernels.build import Kernels, forget_old, is_sound, keep, private_folders
 from tests.paths import on_path
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from discern.errors import CheckpointError, DataError
-from discern.kernels.cache import private_folders
+from discern.kernels.build import private_folders
 from discern.storage import checksums
 from discern.storage.checksums import (
     CHECKSUMS_NAME,

@@ -2,7 +2,6 @@
 
 from discern.kernels.attention_functions import attention, relative_softmax, rotary
 from discern.kernels.build import load_kernels
-from discern.kernels.calls import switched_off, threshold, usable
 from discern.kernels.functions import (
     adamw,
     add_norm,
@@ -15,6 +14,9 @@ from discern.kernels.functions import (
     residual_norm,
     sample,
     scale_gradients,
+    switched_off,
+    threshold,
+    usable,
 )
 
 __all__ = [

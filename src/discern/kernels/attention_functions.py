@@ -11,7 +11,7 @@ from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from discern.kernels.calls import call, draw_seed, threshold
+from discern.kernels.functions import call, draw_seed, threshold
 
 
 def attention(

@@ -334,7 +334,7 @@ def check(plan: Plan, ranks: Ranks) -> None:
         "replayed data set": began.get("replay", {}).get("data_fingerprint", "none"),
     }
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_tracker(train.tracker),
+        lambda: check_tracker(train.tracker) if train.tracker != "none" else None,
         lambda: check_tensorboard() if train.tensorboard else None,
         lambda: check_weight_precision(train, ranks),
         lambda: check_shares(config, ranks),
