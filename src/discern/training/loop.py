@@ -496,7 +496,8 @@ def _save_and_stop(
     Args:
         save: writes a checkpoint; None: there is one of this step.
     """
-    step = checkpoint.newest_step(context.folder / "checkpoints", up_to=state.step)
+    # The checkpoint of this step may still be pending: sharded ones are written in the background.
+    step = state.step if save is None else checkpoint.newest_step(context.folder / "checkpoints", up_to=state.step)
     if save is not None and context.ranks.world_size == 1 and state.step > step:
         try:
             save()
