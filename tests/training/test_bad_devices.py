@@ -10,11 +10,12 @@ import torch
 
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError, DataError
+from discern.models.config import build_config
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device, join_ranks
 from discern.training.loop import train
-from discern.training.precision import Shape, resolve_precision, shared_precision
+from discern.training.precision import resolve_precision, shared_precision
 from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings
@@ -62,16 +63,16 @@ def test_a_card_without_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch would emulate it."""
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *, including_emulation: including_emulation)
     gpus(monkeypatch, 1)
-    gpu, shape = torch.device("cuda"), Shape(8, 4, 16)
-    assert resolve_precision("auto", gpu, shape).name == "float32"
+    gpu, model = torch.device("cuda"), build_config()
+    assert resolve_precision("auto", gpu, model, 8).name == "float32"
     for resolve in (
-        lambda: resolve_precision("bfloat16", gpu, shape),
-        lambda: shared_precision("bfloat16", Ranks(0, 1, gpu), shape),
+        lambda: resolve_precision("bfloat16", gpu, model, 8),
+        lambda: shared_precision("bfloat16", Ranks(0, 1, gpu), model, 8),
     ):
         with pytest.raises(ConfigError, match="bfloat16, which Some GPU does not support") as caught:
             resolve()
         assert "train.precision=float32" in str(caught.value.hint)
-    assert resolve_precision("float32", gpu, shape).name == "float32"
+    assert resolve_precision("float32", gpu, model, 8).name == "float32"
 
 
 class Hungry(ReplacedTokenDetection):

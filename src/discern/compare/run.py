@@ -55,7 +55,7 @@ from discern.training import checkpoint
 from discern.training.distributed import Ranks, choose_device
 from discern.training.flops import run_flops
 from discern.training.metrics_log import held_out_metrics, read_metrics
-from discern.training.precision import shape_of, shared_precision
+from discern.training.precision import shared_precision
 from discern.training.pretrain_config import read_written_config
 from discern.training.rank_environment import require_single_process
 from discern.training.schedule import step_sizes
@@ -248,8 +248,8 @@ def _at_step_zero(plan: ComparisonPlan, unit: Unit, progress: Progress) -> dict[
     if begin is not None:
         start_generator(objective, Path(begin), plan.data.tokenizer_fingerprint, progress.note)
     device = choose_device(plan.device)
-    shape = shape_of(config.model, config.train.sequences_per_step * config.data.sequence_length)
-    precision = shared_precision(config.train.precision, Ranks(0, 1, device), shape, _like(plan, unit))
+    tokens = config.train.sequences_per_step * config.data.sequence_length
+    precision = shared_precision(config.train.precision, Ranks(0, 1, device), config.model, tokens, _like(plan, unit))
     record = make_record(plan.data, objective, arithmetic(device, precision.name)) | precision.record()
     folder.mkdir(parents=True, exist_ok=True)
     fill_folder(folder, config, record, plan.data)

@@ -23,7 +23,7 @@ from discern.tasks.prediction_input import known_definition
 from discern.tasks.supervised import refuse_non_finite
 from discern.training.distributed import choose_device
 from discern.training.evaluation import outputs_of
-from discern.training.precision import resolve_precision, shape_of
+from discern.training.precision import resolve_precision
 
 # Up to this number of training examples, baselines take a few seconds.
 _FEW_EXAMPLES = 5000
@@ -153,8 +153,8 @@ def _measure(
     device = next(model.objective.parameters()).device
     progress.start("evaluating", len(features), "rows")
     try:
-        shape = shape_of(model.objective.encoder.config, len(features) * task.config.sequence_length)
-        resolved = resolve_precision(precision, device, shape).name
+        tokens = len(features) * task.config.sequence_length
+        resolved = resolve_precision(precision, device, model.objective.encoder.config, tokens).name
         outputs, loss = outputs_of(model.objective, task.name, features, precision=resolved, progress=progress)
     finally:
         progress.finish()

@@ -28,7 +28,7 @@ from discern.storage.checksums import CHECKSUMS_NAME, read_text, verify_folder, 
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.training.distributed import Ranks
-from discern.training.precision import shape_of, shared_precision
+from discern.training.precision import shared_precision
 
 _ARITHMETIC = "arithmetic"
 _COPY_BACK = "copy the file back, or choose another --out"
@@ -51,8 +51,7 @@ def keep_precision(plan: FinetunePlan, ranks: Ranks) -> str:
     record = read_finetuned(plan.out) if ranks.writes else {}
     length = max(plan.config.task_config(name).sequence_length for name in plan.data)
     rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
-    shape = shape_of(plan.loaded.encoder.config, rows * length)
-    found = shared_precision(train.precision, ranks, shape, record.get(_ARITHMETIC))
+    found = shared_precision(train.precision, ranks, plan.loaded.encoder.config, rows * length, record.get(_ARITHMETIC))
     computed = {"device": ranks.device.type, "precision": found.name, **found.record()}
     if ranks.writes and record.get(_ARITHMETIC) != computed:
         write_json(path, record | {_ARITHMETIC: computed})

@@ -27,7 +27,7 @@ from discern.tasks.readers.files import clean_text
 from discern.tasks.supervised import are_finite
 from discern.training.distributed import choose_device
 from discern.training.evaluation import outputs_of
-from discern.training.precision import resolve_precision, shape_of
+from discern.training.precision import resolve_precision
 
 # Rows are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
 _BLOCK = 2048
@@ -130,7 +130,7 @@ def predictions_of(
         unknown: counts the unknown tokens of the examples.
     """
     device = next(model.objective.parameters()).device
-    computed = resolve_precision(precision, device, shape_of(model.objective.encoder.config, _BLOCK)).name
+    computed = resolve_precision(precision, device, model.objective.encoder.config, _BLOCK).name
     warned = False
     for number, block in enumerate(blocks(examples, _BLOCK)):
         features = task.encode(block, model.text, labeled=False)

@@ -32,7 +32,7 @@ from discern.training.flops import Product, executed_flops, fastest_product, rec
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.memory import lacks_memory, out_of_memory, peak_memory
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
-from discern.training.precision import autocast, shape_of, shared_precision
+from discern.training.precision import autocast, shared_precision
 from discern.training.prefetch import Feed, read_local_batch
 from discern.training.pretrain_config import load_pretrain_config
 from discern.training.replica import num_shards
@@ -106,7 +106,7 @@ def bench(
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()
         tokens = (train.micro_batch_size or train.sequences_per_step // ranks.world_size) * settings.data.sequence_length
-        precision = shared_precision(train.precision, ranks, shape_of(settings.model, tokens))
+        precision = shared_precision(train.precision, ranks, settings.model, tokens)
         compilation = shared_compilation(train.compile, ranks, replace(workload_of(settings, ranks, precision.name), steps=None))
         if train.compile:
             listener.note(compilation.note)

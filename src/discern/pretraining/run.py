@@ -82,7 +82,7 @@ from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_si
 from discern.training.loop import train, written_record
 from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.precision import Precision, check_weight_precision, shape_of, shared_precision
+from discern.training.precision import Precision, check_weight_precision, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
 from discern.training.rank_environment import lock_patience
 from discern.training.replica import average_warning, num_shards
@@ -493,8 +493,8 @@ def precision_of(plan: Plan, ranks: Ranks, same_precision_as: Mapping[str, Any] 
     if record:
         measured = record.get("precision_milliseconds")
         same_precision_as = {**record.get("arithmetic", {}), "precision_milliseconds": measured}
-    shape = shape_of(config.model, _rows_at_once(config, ranks) * config.data.sequence_length)
-    return shared_precision(config.train.precision, ranks, shape, same_precision_as)
+    tokens = _rows_at_once(config, ranks) * config.data.sequence_length
+    return shared_precision(config.train.precision, ranks, config.model, tokens, same_precision_as)
 
 
 def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workload:

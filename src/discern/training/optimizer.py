@@ -17,7 +17,7 @@ from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
 from discern.training.precision import generator_on, in_parts, rounded_at_random
-from discern.training.update_rules import UNDIVIDED, Division, Muon, UpdateRule, adam_rule
+from discern.training.update_rules import UNDIVIDED, Division, Muon, Update, UpdateRule, adam_rule
 
 _MOST_AT_ONCE = 1 << 25  # weights that have a temporary float32 copy: 128 MiB of them
 
@@ -85,16 +85,9 @@ class Optimizer(torch.optim.Optimizer):
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
                 gradient.masked_fill_(held_back, 0.0)
         full = [self._weight_of(parameter) for parameter in moved]
-        rule.update(
-            full,
-            gradients,
-            [[self.state[parameter][name] for parameter in moved] for name in rule.moments],
-            rate=group["lr"] * group["scale"],
-            decay=group["weight_decay"],
-            updates=self.updates,
-            allowed=allowed,
-            division=self._division(moved),
-        )
+        moments = [[self.state[parameter][name] for parameter in moved] for name in rule.moments]
+        rate, decay = group["lr"] * group["scale"], group["weight_decay"]
+        rule.update(Update(full, gradients, moments, rate, decay, self.updates, allowed, self._division(moved)))
         for parameter, values in zip(moved, full, strict=True):
             self._store(parameter, values, rounding)
 

@@ -31,21 +31,6 @@ _NAMES = ("float32", "bfloat16")
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The two linear layers that a network spends most of its time in.
-
-    Attributes:
-        rows: tokens per forward pass.
-        inner: width of the hidden states.
-        outer: width of the feed-forward layer.
-    """
-
-    rows: int
-    inner: int
-    outer: int
-
-
-@dataclass(frozen=True)
 class Precision:
     """Precision of a run.
 
@@ -62,16 +47,14 @@ class Precision:
         return {"precision_milliseconds": dict(self.milliseconds)} if self.milliseconds else {}
 
 
-def shape_of(model: ModelConfig, tokens: int) -> Shape:
-    """The layers to measure for a network that reads this many tokens at once."""
-    return Shape(max(1, min(tokens, _MOST_ROWS)), min(model.hidden_size, _MOST_INNER), min(model.feedforward_size, _MOST_OUTER))
-
-
-def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precision:
+def resolve_precision(name: str, device: torch.device, model: ModelConfig, tokens: int) -> Precision:
     """'float32' or 'bfloat16'; 'auto' chooses bfloat16 if the device is faster in it than in float32.
 
     On a processor with instructions for bfloat16 both are measured, because which is faster depends on the processor and on the
     widths of the network: narrow ones may be slower in bfloat16.
+
+    Args:
+        tokens: number of tokens that a network with the settings `model` reads at once.
 
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
@@ -83,12 +66,15 @@ def resolve_precision(name: str, device: torch.device, shape: Shape) -> Precisio
         return Precision("bfloat16" if _gpu_has_bfloat16() else "float32")
     if device.type != "cpu" or not cpu_has_bfloat16():
         return Precision("float32")
-    milliseconds = measured(shape)
+    rows = max(1, min(tokens, _MOST_ROWS))
+    milliseconds = measured(rows, min(model.hidden_size, _MOST_INNER), min(model.feedforward_size, _MOST_OUTER))
     wins = milliseconds["bfloat16"] < _CLEARLY_FASTER * milliseconds["float32"]
     return Precision("bfloat16" if wins else "float32", milliseconds)
 
 
-def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, Any] | None = None) -> Precision:
+def shared_precision(
+    name: str, ranks: Ranks, model: ModelConfig, tokens: int, known: Mapping[str, Any] | None = None
+) -> Precision:
     """The precision of a run, the same on all ranks: that of its record if it is resumed, or else the choice of rank 0.
 
     Args:
@@ -97,15 +83,11 @@ def shared_precision(name: str, ranks: Ranks, shape: Shape, known: Mapping[str, 
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
-    check_precision(name, ranks.device)
-    if name != "auto":
-        return Precision(name)
-    found: Precision | None = None
-    if known and known.get("device") == ranks.device.type and known.get("precision") in _NAMES:
-        found = Precision(known["precision"], known.get("precision_milliseconds") or {})
-    elif ranks.writes:
-        found = resolve_precision(name, ranks.device, shape)
-    first: Precision = ranks.gather(found)[0]
+    if name == "auto" and known and known.get("device") == ranks.device.type and known.get("precision") in _NAMES:
+        chosen: Precision | None = Precision(known["precision"], known.get("precision_milliseconds") or {})
+    else:
+        chosen = resolve_precision(name, ranks.device, model, tokens) if ranks.writes or name != "auto" else None
+    first: Precision = ranks.gather(chosen)[0]
     return first
 
 
@@ -128,17 +110,22 @@ def _gpu_has_bfloat16() -> bool:
 
 
 @cache
-def measured(shape: Shape) -> Mapping[str, float]:
-    """Milliseconds of the fastest pass in each precision, measured once per process.
+def measured(rows: int, inner: int, outer: int) -> Mapping[str, float]:
+    """Milliseconds of the fastest pass in each precision through the two linear layers of a block, measured once per process.
 
     One thread, and the clock of that thread, because other programs on the machine then matter least: of two threads, one waits
     for the other. The precisions take turns, so that what still disturbs affects both.
+
+    Args:
+        rows: tokens per forward pass.
+        inner: width of the hidden states.
+        outer: width of the feed-forward layer.
     """
-    passes = {name: _pass(shape, name) for name in _NAMES}
     best = dict.fromkeys(_NAMES, float("inf"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
+        passes = {name: _pass(rows, inner, outer, name) for name in _NAMES}
         for call in passes.values():
             call()  # the library chooses its kernels
         begin, rounds = time.thread_time(), 0
@@ -161,12 +148,8 @@ def emulation_warning(name: str, device: torch.device, *, resumed: bool) -> str 
     if name != "bfloat16" or device.type != "cpu" or cpu_has_bfloat16():
         return None
     slow = "this CPU has no instructions for it, so torch emulates it, which can take more than ten times as long as float32"
-    if resumed:
-        return (
-            f"this run began in bfloat16 and continues in it, but {slow}. Continue on a CPU with avx512_bf16, amx_bf16 or Arm's "
-            "bf16, or start a new run with train.precision=float32"
-        )
-    return f"train.precision is bfloat16, but {slow}. Set train.precision=float32 or auto"
+    better = "Continue on a CPU that has them, or start a new run with" if resumed else "Set"
+    return f"train.precision is bfloat16, but {slow}. {better} train.precision=float32"
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -178,21 +161,16 @@ def autocast(precision: str, device: torch.device) -> AbstractContextManager[obj
 
 def cpu_has_bfloat16() -> bool:
     """Whether the processor has instructions for it (avx512_bf16, amx_bf16; bf16 on Arm); emulated, it is never faster."""
-    try:
-        return "bf16" in Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return False
+    info = Path("/proc/cpuinfo")
+    return info.exists() and "bf16" in info.read_text()
 
 
-def _pass(shape: Shape, precision: str) -> Callable[[], None]:
+def _pass(rows: int, inner: int, outer: int, precision: str) -> Callable[[], None]:
     """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
     generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
-
-    def draw(*sizes: int) -> Tensor:
-        return torch.randn(*sizes, generator=generator, requires_grad=True)
-
-    operands = draw(shape.rows, shape.inner), draw(shape.outer, shape.inner), draw(shape.inner, shape.outer)
-    gradient = torch.ones(shape.rows, shape.inner)
+    shapes = (rows, inner), (outer, inner), (inner, outer)
+    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
+    gradient = torch.ones(rows, inner)
 
     def call() -> None:
         states, up, down = operands

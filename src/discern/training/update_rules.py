@@ -51,6 +51,46 @@ UNDIVIDED = Division()
 
 
 @dataclass(frozen=True)
+class Update:
+    """An update of some weights, which a rule computes in place.
+
+    Attributes:
+        moments: one list of tensors for each name in the rule's `moments`.
+        rate: learning rate.
+        decay: weight decay, multiplied by the rate.
+        number: number of this update, counted from 1.
+        allowed: whether to update at all, decided by the device; None: yes. If not, the gradients are zero, unless the rule
+            `holds_back` by itself.
+        division: of the weights, for rules in which the update of an element depends on the rest of its tensor.
+    """
+
+    parameters: list[Tensor]
+    gradients: list[Tensor]
+    moments: list[list[Tensor]]
+    rate: float
+    decay: float
+    number: int
+    allowed: Bool[Tensor, ""] | None = None
+    division: Division = UNDIVIDED
+
+    def decay_weights(self) -> None:
+        """Multiply the weights by 1 - rate * decay."""
+        torch._foreach_mul_(self.parameters, self.or_one(1 - self.rate * self.decay))
+
+    def move(self, averages: list[Tensor], share: float) -> None:
+        """Move averages by a share of their distance to the gradients."""
+        if self.allowed is None:
+            torch._foreach_lerp_(averages, self.gradients, share)
+            return
+        torch._foreach_mul_(averages, self.or_one(1 - share))
+        torch._foreach_add_(averages, self.gradients, alpha=share)
+
+    def or_one(self, factor: float) -> Any:
+        """The factor; 1 if the update is not allowed."""
+        return factor if self.allowed is None else torch.where(self.allowed, factor, 1.0)
+
+
+@dataclass(frozen=True)
 class UpdateRule(abc.ABC):
     """How weights are updated, given their gradients.
 
@@ -63,29 +103,8 @@ class UpdateRule(abc.ABC):
     moments: ClassVar[tuple[str, ...]]
 
     @abc.abstractmethod
-    def update(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        moments: list[list[Tensor]],
-        *,
-        rate: float,
-        decay: float,
-        updates: int,
-        allowed: Bool[Tensor, ""] | None = None,
-        division: Division = UNDIVIDED,
-    ) -> None:
-        """Update weights and moments in place.
-
-        Args:
-            moments: one sequence for each name in `moments`.
-            rate: learning rate.
-            decay: weight decay, multiplied by the rate.
-            updates: number of this update, counted from 1.
-            allowed: whether to update at all, decided by the device; None: yes. If not, the gradients are zero, unless the rule
-                `holds_back` by itself.
-            division: of the weights, for rules in which the update of an element depends on the rest of its tensor.
-        """
+    def update(self, update: Update) -> None:
+        """Update weights and moments in place."""
 
     def holds_back(self, parameters: list[Tensor]) -> bool:
         """Whether an update that is not allowed leaves these parameters as they are even if their gradients are not finite."""
@@ -115,18 +134,12 @@ class AdamRule(UpdateRule):
         """Divisors of the two moments, which begin at zero."""
         return (1 - self.beta1**updates, 1 - self.beta2**updates) if self.bias_correction else (1.0, 1.0)
 
-    def roots(
-        self,
-        gradients: list[Tensor],
-        means: list[Tensor],
-        squares: list[Tensor],
-        second: float,
-        allowed: Bool[Tensor, ""] | None = None,
-    ) -> tuple[Tensor, ...]:
-        """Update both moments in place, if that is `allowed`. Return the root of the second one, corrected by `second`."""
-        _move(means, gradients, 1 - self.beta1, allowed)
-        torch._foreach_mul_(squares, _or_one(self.beta2, allowed))
-        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta2)
+    def roots(self, update: Update, second: float) -> tuple[Tensor, ...]:
+        """Update both moments in place, if that is allowed. Return the root of the second one, corrected by `second`."""
+        means, squares = update.moments
+        update.move(means, 1 - self.beta1)
+        torch._foreach_mul_(squares, update.or_one(self.beta2))
+        torch._foreach_addcmul_(squares, update.gradients, update.gradients, 1 - self.beta2)
         divisors = torch._foreach_sqrt(squares)
         torch._foreach_div_(divisors, second**0.5)
         return divisors
@@ -149,46 +162,34 @@ class AdamW(AdamRule):
 
     name = "adamw"
 
-    def update(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        moments: list[list[Tensor]],
-        *,
-        rate: float,
-        decay: float,
-        updates: int,
-        allowed: Bool[Tensor, ""] | None = None,
-        division: Division = UNDIVIDED,
-    ) -> None:
-        means, squares = moments
-        first, second = self.corrections(updates)
-        kept = 1 - rate * decay
-        if allowed is None and kernels.dense([*parameters, *gradients, *means, *squares]):
+    def update(self, update: Update) -> None:
+        means, squares = update.moments
+        first, second = self.corrections(update.number)
+        if update.allowed is None and kernels.dense([*update.parameters, *update.gradients, *means, *squares]):
             kernels.adamw(
-                parameters,
-                gradients,
+                update.parameters,
+                update.gradients,
                 means,
                 squares,
-                rate=rate / first,
-                kept=kept,
+                rate=update.rate / first,
+                kept=1 - update.rate * update.decay,
                 betas=(self.beta1, self.beta2),
                 root=second**0.5,
                 epsilon=self.epsilon,
             )
             return
-        if self.holds_back(parameters):
-            fused_adamw(self, parameters, gradients, moments, rate=rate, decay=decay, updates=updates, allowed=allowed)
+        if self.holds_back(update.parameters):
+            fused_adamw(self, update)
             return
-        divisors = self.roots(gradients, means, squares, second, allowed)
+        divisors = self.roots(update, second)
         torch._foreach_add_(divisors, self.epsilon)
-        torch._foreach_mul_(parameters, _or_one(kept, allowed))
-        if allowed is None:
-            torch._foreach_addcdiv_(parameters, means, divisors, -rate / first)
+        update.decay_weights()
+        if update.allowed is None:
+            torch._foreach_addcdiv_(update.parameters, means, divisors, -update.rate / first)
         else:
             changes = torch._foreach_div(means, divisors)
-            torch._foreach_mul_(changes, allowed * (rate / first))
-            torch._foreach_sub_(parameters, changes)
+            torch._foreach_mul_(changes, update.allowed * (update.rate / first))
+            torch._foreach_sub_(update.parameters, changes)
 
     def holds_back(self, parameters: list[Tensor]) -> bool:
         return all(parameter.device.type == "cuda" for parameter in parameters)
@@ -208,32 +209,22 @@ class StableAdamW(AdamRule):
 
     name = "stable-adamw"
 
-    def update(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        moments: list[list[Tensor]],
-        *,
-        rate: float,
-        decay: float,
-        updates: int,
-        allowed: Bool[Tensor, ""] | None = None,
-        division: Division = UNDIVIDED,
-    ) -> None:
-        means, squares = moments
-        first, second = self.corrections(updates)
-        divisors = self.roots(gradients, means, squares, second, allowed)
+    def update(self, update: Update) -> None:
+        gradients = update.gradients
+        first, second = self.corrections(update.number)
+        divisors = self.roots(update, second)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
-        roots = torch.tensor([math.sqrt(size) for size in division.sizes(gradients)]).to(gradients[0].device, non_blocking=True)
-        rates = rate / (torch.stack(division.norms(list(relative))) / roots).clamp(min=1)
-        if allowed is not None:
-            rates = rates * allowed
+        roots = torch.tensor([math.sqrt(size) for size in update.division.sizes(gradients)])
+        norms = torch.stack(update.division.norms(list(relative)))
+        rates = update.rate / (norms / roots.to(norms.device, non_blocking=True)).clamp(min=1)
+        if update.allowed is not None:
+            rates = rates * update.allowed
         torch._foreach_add_(divisors, self.epsilon)
-        changes = torch._foreach_div(means, divisors)
+        changes = torch._foreach_div(update.moments[0], divisors)
         torch._foreach_mul_(changes, (rates / first).unbind())
-        torch._foreach_mul_(parameters, (1 - rates * decay).unbind())
-        torch._foreach_sub_(parameters, changes)
+        torch._foreach_mul_(update.parameters, (1 - rates * update.decay).unbind())
+        torch._foreach_sub_(update.parameters, changes)
 
 
 @final
@@ -259,23 +250,12 @@ class Muon(UpdateRule):
     parts: int = 1
     precision: str = "float32"
 
-    def update(
-        self,
-        parameters: list[Tensor],
-        gradients: list[Tensor],
-        moments: list[list[Tensor]],
-        *,
-        rate: float,
-        decay: float,
-        updates: int,
-        allowed: Bool[Tensor, ""] | None = None,
-        division: Division = UNDIVIDED,
-    ) -> None:
-        (momenta,) = moments
-        _move(momenta, gradients, 1 - MOMENTUM, allowed)
-        parts = torch._foreach_lerp(gradients, momenta, MOMENTUM)  # Nesterov's
-        directions = [division.whole(number, part) for number, part in enumerate(parts)]
-        torch._foreach_mul_(parameters, _or_one(1 - rate * decay, allowed))
+    def update(self, update: Update) -> None:
+        (momenta,) = update.moments
+        update.move(momenta, 1 - MOMENTUM)
+        parts = torch._foreach_lerp(update.gradients, momenta, MOMENTUM)  # Nesterov's
+        directions = [update.division.whole(number, part) for number, part in enumerate(parts)]
+        update.decay_weights()
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
         for number, direction in enumerate(directions):
@@ -284,11 +264,11 @@ class Muon(UpdateRule):
             # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
             stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
             changes = orthogonalized(stacked, dtype).to(stacked.dtype).reshape(len(numbers), rows, columns)
-            if allowed is not None:
-                changes = changes * allowed
+            if update.allowed is not None:
+                changes = changes * update.allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
-            own = [division.part(number, change) for number, change in zip(numbers, changes.unbind(), strict=True)]
-            torch._foreach_add_([parameters[number] for number in numbers], own, alpha=-rate * scale)
+            local = [update.division.part(number, change) for number, change in zip(numbers, changes.unbind(), strict=True)]
+            torch._foreach_add_([update.parameters[number] for number in numbers], local, alpha=-update.rate * scale)
 
     def refuses(self, parameter: Tensor) -> str | None:
         if parameter.ndim != 2:
@@ -323,47 +303,23 @@ def adam_rule(config: OptimizerConfig) -> AdamRule:
     return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
 
 
-def fused_adamw(
-    rule: AdamW,
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    moments: list[list[Tensor]],
-    *,
-    rate: float,
-    decay: float,
-    updates: int,
-    allowed: Bool[Tensor, ""] | None,
-) -> None:
+def fused_adamw(rule: AdamW, update: Update) -> None:
     """`AdamW.update` by torch's fused kernel."""
-    means, squares = moments
-    step = torch.full((), float(updates) if rule.bias_correction else math.inf, device=parameters[0].device)
+    means, squares = update.moments
+    step = torch.full((), float(update.number) if rule.bias_correction else math.inf, device=update.parameters[0].device)
     torch._fused_adamw_(
-        parameters,
-        gradients,
+        update.parameters,
+        update.gradients,
         means,
         squares,
         [],
-        [step] * len(parameters),
-        lr=rate,
+        [step] * len(update.parameters),
+        lr=update.rate,
         beta1=rule.beta1,
         beta2=rule.beta2,
-        weight_decay=decay,
+        weight_decay=update.decay,
         eps=rule.epsilon,
         amsgrad=False,
         maximize=False,
-        found_inf=None if allowed is None else (~allowed).float(),
+        found_inf=None if update.allowed is None else (~update.allowed).float(),
     )
-
-
-def _move(averages: list[Tensor], values: list[Tensor], share: float, allowed: Tensor | None) -> None:
-    """Move averages by a share of their distance to the values, in place; the values are zero if that is not allowed."""
-    if allowed is None:
-        torch._foreach_lerp_(averages, values, share)
-        return
-    torch._foreach_mul_(averages, _or_one(1 - share, allowed))
-    torch._foreach_add_(averages, values, alpha=share)
-
-
-def _or_one(factor: float, allowed: Tensor | None) -> Any:
-    """The factor; 1 if the update is not allowed."""
-    return factor if allowed is None else torch.where(allowed, factor, 1.0)
