@@ -242,7 +242,7 @@ def test_texts_from_the_command_line_are_utf8(monkeypatch: pytest.MonkeyPatch, c
         ("detect", "model", "--text", "a", "--out", "{long}"),
         ("prepare", "{long}", "--check"),
         ("predict", "model", "rows.csv", "--out", "{long}"),
-        ("pretrain", "{long}", "--data", "data", "--out", "run"),
+        ("config", "show", "{long}"),
         ("export", "run", "--out", "{long}"),
     ],
 )

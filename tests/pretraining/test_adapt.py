@@ -207,7 +207,7 @@ def test_a_lone_discriminator_is_kept_whatever_is_shared(world: Path, tmp_path: 
 def test_a_warm_up_needs_steps_to_come_after_it(world: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"8 is not less than the 8 steps of train\.max_steps, so no step is left for"):
         go(world, tmp_path / "out", "objective.generator_warmup_steps=8")
-    with pytest.raises(ConfigError, match="a network is frozen later on"):
+    with pytest.raises(ConfigError, match="networks that are never frozen"):
         go(
             world,
             tmp_path / "out",
