@@ -167,7 +167,7 @@ def test_the_best_weights_keep_their_precision_while_an_evaluation_is_caught_up(
         state.pending, state.finished = None, True
         return {}
 
-    monkeypatch.setattr(loop, "catch_up", best)
+    monkeypatch.setattr(loop, "complete_pending", best)
     state = State(pending={"evaluates": True, "line": {}})
     train(run, state)
     (kept,) = checkpoint.found(tmp_path / "best")
