@@ -104,7 +104,7 @@ def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: Finetuning)
 def test_all_seeds_have_the_precision_that_was_measured_first(request_: Finetuning, monkeypatch: pytest.MonkeyPatch) -> None:
     figures = {"float32": 1.0, "bfloat16": 0.5}
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda shape: dict(figures))
+    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(figures))
     auto = replace(request_, overrides=(*request_.overrides, "train.precision=auto"))
     plan = prepare_finetuning(auto, Silent())
     alone = Ranks(0, 1, torch.device("cpu"))

@@ -173,7 +173,7 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
 ) -> None:
     figures = {"float32": 1.0, "bfloat16": 2.0}
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda shape: dict(figures))
+    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(figures))
 
     def go(out: Path, steps: int) -> dict[str, object]:
         # A constant rate does not depend on the length of the run.
@@ -197,7 +197,7 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
 
 def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: False)
-    for steps, says in ((1, "Set train.precision=float32 or auto"), (2, "or start a new run with train.precision=float32")):
+    for steps, says in ((1, "Set train.precision=float32"), (2, "or start a new run with train.precision=float32")):
         notes = Notes()
         constant = ("optimizer.schedule=constant", "optimizer.warmup_steps=1", f"train.max_steps={steps}")
         pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*constant, "train.precision=bfloat16"), progress=notes)
