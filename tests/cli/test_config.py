@@ -62,7 +62,7 @@ def test_show_as_json(config):
 def test_show_tells_what_was_dropped_and_clamped(config):
     shown = config("show", "--preset", "tiny", "--set", "objective.name=mlm", "--set", "model.max_positions=16")
     assert "# dropped: objective.generator_size = 0.5, from preset tiny" in shown.out
-    assert "# preset tiny, clamped from 32 to model.max_positions" in shown.out
+    assert "# preset tiny, at most model.max_positions" in shown.out
     assert tomllib.loads(shown.out)["data"]["sequence_length"] == 16
 
 

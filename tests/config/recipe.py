@@ -9,7 +9,7 @@ from typing import Literal, Self
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides
-from discern.config.resolve import Clamp, Resolved, resolve
+from discern.config.resolve import Resolution, Resolved, resolve
 from discern.config.schema import Section, Variant
 from discern.errors import ConfigError, did_you_mean
 
@@ -83,7 +83,15 @@ def dish_model(name: str) -> type[BaseModel]:
 
 
 VARIANTS = {"dish": Variant("name", dish_model, lambda: sorted(DISHES))}
-CLAMPS = (Clamp("dish.servings", limit="table.seats"),)
+
+
+def seat(work: Resolution) -> None:
+    """Nobody eats without a chair."""
+    servings, seats = work.value("dish.servings"), work.value("table.seats")
+    if servings > seats and "dish.servings" in work.user_set:
+        work.refuse("dish.servings", f"is {servings}, beyond table.seats, which is {seats}", f"--set table.seats={servings}")
+    elif servings > seats:
+        work.set_value("dish.servings", seats, "at most table.seats")
 
 
 def from_preset(values: Mapping[str, object], label: str = "preset sunday") -> Settings:
@@ -93,8 +101,8 @@ def from_preset(values: Mapping[str, object], label: str = "preset sunday") -> S
 def cook(preset: Mapping[str, object] | None = None, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
     """Resolve a recipe from a made-up preset and --set."""
     start = {"dish.name": "cake"} if preset is None else preset
-    return resolve(Recipe, from_preset(start) | parse_overrides(overrides), VARIANTS, CLAMPS)
+    return resolve(Recipe, from_preset(start) | parse_overrides(overrides), VARIANTS, seat)
 
 
 def cook_file(path: Path, overrides: Sequence[str] = ()) -> Resolved[Recipe]:
-    return resolve(Recipe, collect(None, path, overrides), VARIANTS, CLAMPS)
+    return resolve(Recipe, collect(None, path, overrides), VARIANTS, seat)

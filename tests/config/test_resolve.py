@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from discern.config.problems import InvalidConfigError
-from discern.config.resolve import Clamp, resolve
 from discern.config.schema import flatten
-from tests.config.recipe import VARIANTS, Cake, Recipe, Soup, cook, cook_file, from_preset
+from tests.config.recipe import Cake, Soup, cook, cook_file, from_preset
 
 
 def test_defaults_presets_and_overrides_give_one_validated_configuration():
@@ -66,27 +65,20 @@ def test_a_preset_that_contradicts_itself_is_wrong():
         cook({"dish.name": "soup", "oven.minuts": 3})
 
 
-def test_a_value_the_user_left_alone_is_clamped():
+def test_a_value_the_user_left_alone_is_lowered():
     by_default = cook(overrides=["table.seats=3"])
     assert by_default.config.dish.servings == 3
-    assert by_default.origins["dish.servings"] == "default, clamped from 4 to table.seats"
+    assert by_default.origins["dish.servings"] == "default, at most table.seats"
     by_preset = cook({"dish.name": "cake", "dish.servings": 8})
     assert by_preset.config.dish.servings == 6
-    assert by_preset.origins["dish.servings"] == "preset sunday, clamped from 8 to table.seats"
+    assert by_preset.origins["dish.servings"] == "preset sunday, at most table.seats"
     assert isinstance(by_preset.config.dish, Cake)
 
 
 def test_a_value_the_user_set_is_refused_with_both_numbers_and_what_to_type():
     with pytest.raises(InvalidConfigError, match=r"--set: dish\.servings is 9, beyond table\.seats, which is 6") as caught:
         cook(overrides=["dish.servings=9"])
-    assert caught.value.hint == "--set dish.servings=6, or --set table.seats=9"
-
-
-def test_a_clamped_value_still_obeys_its_own_limits():
-    settings = from_preset({"dish.name": "cake", "oven.timer": 0.5})
-    with pytest.raises(InvalidConfigError, match=r"oven\.minutes is 0\.5; expected a whole number") as caught:
-        resolve(Recipe, settings, VARIANTS, [Clamp("oven.minutes", limit="oven.timer")])
-    assert "clamped from 20 to oven.timer" in caught.value.message
+    assert caught.value.hint == "--set table.seats=9"
 
 
 def test_every_problem_is_told_at_once():

@@ -89,7 +89,7 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 AVERAGES = {"rtd-wsd-averaged": 0.9}
 
 
-_GROWING = {"batch_schedule": ((0, 128), (3200, 256)), "length_schedule": ((0, 16), (6000, 32))}
+_GROWING = {"batch_schedule": ((0, 128), (25, 256)), "length_schedule": ((0, 16), (36, 32))}
 # How the steps of a variant grow.
 GROWING: dict[str, dict[str, Any]] = {"rtd-growing": _GROWING, "permutation-lm-growing": _GROWING}
 
@@ -141,7 +141,7 @@ def record(name: str) -> list[dict[str, float]]:
     steps = TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, **loop, **batch)
     sizes = step_sizes(steps, data)
     in_slots = objective.config.reads_in_order
-    source = scheduled_rows(text(long_words="masking" in options), SPECIAL, data, 0, sizes.row_stretches, in_slots=in_slots)
+    source = scheduled_rows(text(long_words="masking" in options), SPECIAL, data, 0, sizes.segments, in_slots=in_slots)
     with tempfile.TemporaryDirectory() as folder:
         train(
             TrainContext(

@@ -16,6 +16,7 @@ from discern.training.distributed import join_ranks
 from tests.pretraining.commands import Notes, figures, weights
 
 STABLE = ("optimizer.schedule=wsd", "optimizer.name=muon", "train.weight_average=0.5", "train.log_every_steps=4")
+STABLE += ("optimizer.warmup_steps=10",)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import torch
 
 from discern.config.layers import Origin, Setting, collect, parse_overrides
 from discern.config.resolve import Resolved
+from discern.config.schedule import ScheduleSegment
 from discern.config.schema import to_toml
 from discern.data.batching.rows import SuccessiveRows, scheduled_rows, training_rows
 from discern.data.config import DataConfig
@@ -27,13 +28,13 @@ from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
 from discern.training.prefetch import read_local_batch
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, resolve_pretrain_config
-from discern.training.schedule import StepSizes, Stretch, step_sizes
+from discern.training.schedule import StepSizes, step_sizes
 from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, settings
 from tests.training.test_loop import SPLIT, context
 
-BATCH = ((0, 96), (250, 192))  # 4 rows of 24 in steps 0 to 2, then 8
-LENGTHS = ((0, 12), (300, 24))
+BATCH = ((0, 96), (3, 192))  # 4 rows of 24 in steps 0 to 2, then 8
+LENGTHS = ((0, 12), (4, 24))
 ROWS: dict[str, dict[str, Any]] = {"permutation-lm": {"packing": "two-part"}}
 OPTIONS: dict[str, dict[str, Any]] = {"permutation-lm": {"memory_length": 8}}
 
@@ -58,7 +59,7 @@ def scheduled(
     run = context(folder, objective, **options)
     sizes = step_sizes(run.train, data)
     in_slots = objective.config.reads_in_order  # type: ignore[attr-defined]
-    source = scheduled_rows(SPLIT, SPECIAL, data, 0, sizes.row_stretches, in_slots=in_slots)
+    source = scheduled_rows(SPLIT, SPECIAL, data, 0, sizes.segments, in_slots=in_slots)
     for key, value in {"sizes": sizes, "source": source}.items():
         object.__setattr__(run, key, value)
     return run
@@ -67,8 +68,8 @@ def scheduled(
 def test_the_sizes_by_hand() -> None:
     data = DataConfig(sequence_length=24, length_schedule=LENGTHS)
     sizes = step_sizes(TrainConfig(batch_schedule=BATCH, sequences_per_step=8), data)
-    # 96 tokens a step: 8 rows of 12. Before step 3, 288 tokens are read, so the batch grows; before step 4, 480: the rows do.
-    assert sizes.stretches == (Stretch(0, 8, 12), Stretch(3, 16, 12, 24, 288), Stretch(4, 8, 24, 40, 480))
+    # 96 tokens a step are 8 rows of 12. The batch grows at step 3, the rows at step 4.
+    assert sizes.segments == (ScheduleSegment(0, 8, 12), ScheduleSegment(3, 16, 12, 24, 288), ScheduleSegment(4, 8, 24, 40, 480))
     assert [sizes.at(step).rows for step in range(6)] == [8, 8, 8, 16, 8, 8]
     assert [sizes.examples_before(step) for step in range(7)] == [0, 8, 16, 24, 40, 48, 56]
     assert [sizes.positions_before(step) for step in (0, 3, 4, 6)] == [0, 288, 480, 864]
@@ -76,17 +77,16 @@ def test_the_sizes_by_hand() -> None:
 
 
 def test_a_length_schedule_keeps_the_tokens_of_an_update() -> None:
-    data = DataConfig(sequence_length=64, length_schedule=((0, 16), (2000, 32), (2001, 64)))
-    sizes = step_sizes(TrainConfig(sequences_per_step=4), data)
-    # 256 tokens a step; the stage of 32 would begin and end within step 8, and is skipped.
-    assert sizes.stretches == (Stretch(0, 16, 16), Stretch(8, 4, 64, 128, 2048))
+    data = DataConfig(sequence_length=64, length_schedule=((0, 16), (0.5, 64)))
+    sizes = step_sizes(TrainConfig(sequences_per_step=4, max_steps=16), data)  # 256 tokens a step
+    assert sizes.segments == (ScheduleSegment(0, 16, 16), ScheduleSegment(8, 4, 64, 128, 2048))
     assert step_sizes(TrainConfig(sequences_per_step=4), DataConfig()) == StepSizes.constant(4, 128)
 
 
 @pytest.mark.parametrize(
     ("section", "value", "message"),
     [
-        ("batch", [[10, 96]], "begins at token 10; expected 0 in its first stage"),
+        ("batch", [[10, 96]], "begins at 10; its first segment must begin at 0"),
         ("batch", [[0, 96], [50, 192], [50, 384]], "each must begin after the one before"),
         ("batch", [[0, 96], [50, 96]], "each must be larger than the one before"),
         ("length", [[0, 4], [50, 24]], "the first at least 8"),
@@ -114,9 +114,7 @@ def test_a_growing_batch_reads_the_same_rows_in_the_same_order(tmp_path: Path) -
 @pytest.mark.parametrize("packing", ["segments", "packed"])
 def test_after_a_change_of_length_every_row_is_read_once_per_epoch(packing: Any) -> None:
     data = DataConfig(sequence_length=24, length_schedule=LENGTHS, packing=packing)
-    rows = scheduled_rows(
-        SPLIT, SPECIAL, data, 0, step_sizes(TrainConfig(sequences_per_step=4), data).row_stretches, in_slots=False
-    )
+    rows = scheduled_rows(SPLIT, SPECIAL, data, 0, step_sizes(TrainConfig(sequences_per_step=4), data).segments, in_slots=False)
     assert isinstance(rows, SuccessiveRows)
     short, long = rows.streams
     assert long.num_rows < short.num_rows
@@ -178,7 +176,7 @@ def test_a_memory_is_dropped_where_the_slots_change(tmp_path: Path) -> None:
 
 
 def test_flops_of_schedules_are_those_of_their_steps() -> None:
-    sizes = StepSizes((Stretch(0, 8, 12), Stretch(3, 16, 12, 24, 288), Stretch(4, 8, 24, 40, 480)))
+    sizes = StepSizes((ScheduleSegment(0, 8, 12), ScheduleSegment(3, 16, 12, 24, 288), ScheduleSegment(4, 8, 24, 40, 480)))
     factory = objectives.load("rtd")
     config = factory.Config(algorithm="two-stage", two_stage_steps=3.0, generator_size=1.0, tying="none")
     with torch.device("meta"):
@@ -200,7 +198,7 @@ def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
     with torch.device("meta"):
         rates = {"mask_probability": 0.4, "mask_probability_end": 0.1, "mask_probability_steps": 8}
         objective = factory(factory.Config(**rates), settings())
-    sizes = StepSizes((Stretch(0, 8, 12), Stretch(4, 32, 12, 32, 384)))
+    sizes = StepSizes((ScheduleSegment(0, 8, 12), ScheduleSegment(4, 32, 12, 32, 384)))
     (phase,) = objective.phases(8)
     steps = [step_flops(objective, replace(phase, begins=step, steps=1), 12, sizes.at(step).rows) for step in range(8)]
     whole = run_flops(objective, 8, sizes)
@@ -215,110 +213,93 @@ def resolved(base: str, *overrides: str) -> Resolved[PretrainConfig]:
     return resolve_pretrain_config(collect("tiny", None, ()) | suggested | parse_overrides(overrides))
 
 
-PRESET = "train.max_steps=1000;data.sequence_length=64;train.sequences_per_step=4;train.batch_schedule=[[0,512],[64000,1024]]"
-LONGER = "train.max_steps=1000;data.sequence_length=64;train.sequences_per_step=4;data.length_schedule=[[0,32],[64000,64]]"
+SIZES = "train.max_steps=1000;data.sequence_length=64;train.sequences_per_step=4;"
+PRESET, LONGER = SIZES + "train.batch_schedule=[[0,512],[0.5,1024]]", SIZES + "data.length_schedule=[[0,32],[0.5,64]]"
 
 
-def test_the_number_of_sequences_is_that_of_the_last_stage(tmp_path: Path) -> None:
-    found = resolved(PRESET)
-    assert found.config.train.sequences_per_step == 16
-    assert found.origins["train.sequences_per_step"] == "preset test, fitted from 4 to train.batch_schedule"
-    own = resolved("train.max_steps=1000", "train.batch_schedule=[[0,512],[64000,1024]]", "data.sequence_length=32")
+def test_the_number_of_sequences_is_that_of_the_last_segment(tmp_path: Path) -> None:
+    preset = resolved(PRESET)
+    assert preset.config.train.sequences_per_step == 16
+    assert preset.origins["train.sequences_per_step"] == "preset test, the last of train.batch_schedule"
+    own = resolved("train.max_steps=1000", "train.batch_schedule=[[0,512],[0.5,1024]]", "data.sequence_length=32")
     assert own.config.train.sequences_per_step == 32
     # What discern wrote can be given again, with both.
     (tmp_path / "config.toml").write_text(to_toml(own.config))
     assert load_pretrain_config(tmp_path / "config.toml", None).config == own.config
 
 
-def test_a_size_that_the_user_sets_turns_the_schedule_of_a_preset_off(tmp_path: Path) -> None:
-    found = resolved(PRESET, "train.sequences_per_step=8")
-    assert (found.config.train.sequences_per_step, found.config.train.batch_schedule) == (8, ())
-    assert found.origins["train.batch_schedule"].endswith("to train.sequences_per_step")
+def test_a_size_that_the_user_sets_turns_the_schedule_of_a_preset_off() -> None:
+    batch = resolved(PRESET, "train.sequences_per_step=8")
+    assert (batch.config.train.sequences_per_step, batch.config.train.batch_schedule) == (8, ())
+    assert batch.origins["train.batch_schedule"].endswith("off because of train.sequences_per_step")
     shorter = resolved(LONGER, "data.sequence_length=48")
     assert (shorter.config.data.sequence_length, shorter.config.data.length_schedule) == (48, ())
 
 
-def test_both_set_by_the_user_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="different sizes of an update: 1,024 tokens, which are 16 rows of 64, and 8 rows"):
-        resolved(
-            "data.sequence_length=64;train.max_steps=1000",
-            "train.sequences_per_step=8",
-            "train.batch_schedule=[[0,512],[64000,1024]]",
-        )
-    with pytest.raises(ConfigError, match=r"ends with rows of 64, but data.sequence_length is 32; expected the same"):
-        resolved("train.max_steps=1000", "data.sequence_length=32", "data.length_schedule=[[0,32],[64000,64]]")
-    with pytest.raises(ConfigError, match=r"beyond model.max_positions"):
-        resolved("model.max_positions=64;train.max_steps=100000", "data.length_schedule=[[0,32],[64000,128]]")
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["train.sequences_per_step=8", "train.batch_schedule=[[0,512],[500,1024]]"],
+            "train.batch_schedule ends with 16, but train.sequences_per_step is 8; expected the same",
+        ),
+        (
+            ["data.sequence_length=32", "data.length_schedule=[[0,32],[500,64]]"],
+            "ends with 64, but data.sequence_length is 32; expected the same",
+        ),
+        (["model.max_positions=64", "data.length_schedule=[[0,32],[500,128]]"], "128, beyond model.max_positions, which is 64"),
+        (["train.batch_schedule=[[0,32],[10,1024]]"], "an update of 32 tokens cannot hold a row of 64"),
+        (["train.batch_schedule=[[0,32],[10,63]]"], "an update of 32 tokens cannot hold a row of 64"),
+        (
+            ["train.max_hours=1", "train.batch_schedule=[[0,512],[0.5,1024]]"],
+            "has a fraction of the run, and the number",
+        ),
+        (["train.batch_schedule=[[0,512],[0.5,1024],[300,2048]]"], "each must begin after the one before"),
+    ],
+)
+def test_sizes_that_contradict_each_other_are_refused(overrides: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolved("data.sequence_length=64;train.max_steps=1000", *overrides)
 
 
-@pytest.mark.parametrize("base", [PRESET, LONGER])
-def test_a_schedule_beyond_the_run_is_refused_or_shortened(tmp_path: Path, base: str) -> None:
-    key = "train.batch_schedule" if base is PRESET else "data.length_schedule"
-    kept = resolved(base)
-    assert not kept.origins[key].count("fitted")
-    found = resolved(base, "train.max_steps=20")
-    assert "fitted" in found.origins[key]
-    sizes = step_sizes(found.config.train, found.config.data)
-    total = sizes.positions_before(20)
-    assert len(sizes.stretches) == 2
-    assert 0.4 * total < sizes.stretches[1].positions < 0.6 * total, "the last stage begins after half of the run"
-    own = base.split(";")[-1]
-    rest = base.removesuffix(";" + own).replace("train.sequences_per_step=4", "train.sequences_per_step=16")
-    with pytest.raises(ConfigError, match=r"begins at token 64,000, but the 20 steps of train.max_steps read only"):
-        resolved(rest, own, "train.max_steps=20")
-    assert getattr(resolved(rest, own, "train.max_hours=1", "train.max_steps=20").config, key.split(".")[0])
-
-
-def test_a_row_that_does_not_fit_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="an update of 32 tokens cannot hold a row of 64"):
-        resolved("data.sequence_length=64;train.max_steps=1000", "train.batch_schedule=[[0,32],[640,1024]]")
-    with pytest.raises(ConfigError, match=r"fewer than a row of data.sequence_length 64"):
-        resolved("data.sequence_length=64;train.max_steps=1000", "train.batch_schedule=[[0,32],[640,63]]")
-
-
-def test_changes_of_rates_end_within_the_run(tmp_path: Path) -> None:
-    ramps = "objective.temperature_end=0.5;objective.temperature_steps=400;objective.mask_probability_end=0.3"
-    base = f"train.max_steps=1000;{ramps};objective.mask_probability_steps=300"
-    found = resolved(base, "train.max_steps=100").config.objective
-    assert (found.temperature_steps, found.mask_probability_steps) == (100, 100)  # type: ignore[attr-defined]
-    with pytest.raises(ConfigError, match=r"objective.temperature_steps: 400 is more than the 100 steps of train.max_steps"):
-        resolved(base, "train.max_steps=100", "objective.temperature_steps=400")
-
-
-# What the user gives, what a run of 100 steps makes of it, and what is typed to keep it.
-IN_STEPS = {
-    "objective.generator_weight_schedule": (
-        "[[0, 0.0], [200, 0.5], [400, 1.0]]",
-        ((0, 0.0), (50, 0.5), (100, 1.0)),
-        "'objective.generator_weight_schedule=[[0, 0.0], [50, 0.5], [100, 1.0]]', or --set train.max_steps=400",
-    ),
-    "objective.discriminator_weight_schedule": (
-        "[[398, 1.0], [399, 0.5], [400, 0.0]]",
-        ((98, 1.0), (99, 0.5), (100, 0.0)),
-        "'objective.discriminator_weight_schedule=[[98, 1.0], [99, 0.5], [100, 0.0]]', or --set train.max_steps=400",
-    ),
-    "objective.freeze_generator_at": ("100", 50, "objective.freeze_generator_at=50, or --set train.max_steps=200"),
-    "objective.freeze_discriminator_at": ("100", 50, "objective.freeze_discriminator_at=50, or --set train.max_steps=200"),
-    "objective.generator_warmup_steps": ("400", 10, "objective.generator_warmup_steps=10, or --set train.max_steps=4000"),
-    "optimizer.warmup_steps": ("400", 10, "optimizer.warmup_steps=10, or --set train.max_steps=4000"),
+# A fraction of the run, the step that it is in 1,000 steps, and a step beyond a run of 100.
+POINTS: dict[str, tuple[str, Any, str]] = {
+    "optimizer.warmup_steps": ("0.1", 100, "400"),
+    "train.batch_schedule": ("[[0, 512], [0.5, 1024]]", ((0, 512), (500, 1024)), "[[0, 512], [400, 1024]]"),
+    "data.length_schedule": ("[[0, 16], [0.5, 32]]", ((0, 16), (500, 32)), "[[0, 16], [400, 32]]"),
+    "objective.generator_weight_schedule": ("[[0, 0.0], [0.2, 1.0]]", ((0, 0.0), (200, 1.0)), "[[0, 0.0], [400, 1.0]]"),
+    "objective.discriminator_weight_schedule": ("[[0, 0.0], [0.2, 1.0]]", ((0, 0.0), (200, 1.0)), "[[0, 0.0], [400, 1.0]]"),
+    "objective.freeze_generator_at": ("0.5", 500, "100"),
+    "objective.freeze_discriminator_at": ("0.5", 500, "100"),
+    "objective.generator_warmup_steps": ("0.0001", 1, "100"),
+    "objective.temperature_steps": ("0.4", 400, "101"),
+    "objective.mask_probability_steps": ("0.4", 400, "101"),
 }
 
 
-@pytest.mark.parametrize("key", IN_STEPS)
-def test_steps_beyond_the_run_are_refused_or_fitted(key: str) -> None:
-    value, fitted, hint = IN_STEPS[key]
-    base = f"train.max_steps=1000;objective.tying=none;{key}={value}"
+@pytest.mark.parametrize("key", POINTS)
+def test_a_point_in_a_run_is_a_fraction_or_a_step_within_it(key: str) -> None:
+    fraction, step, beyond = POINTS[key]
+    base = "objective.tying=none;objective.temperature_end=0.5;objective.mask_probability_end=0.3;optimizer.warmup_steps=0"
+    base += ";objective.temperature_steps=1;objective.mask_probability_steps=1;train.max_steps=1000"
     section, name = key.split(".")
-    whole = resolved(base)
-    assert "fitted" not in whole.origins[key]
-    found = resolved(base, "train.max_steps=100")
-    assert getattr(getattr(found.config, section), name) == fitted
-    assert found.origins[key].endswith("to train.max_steps")
-    with pytest.raises(
-        ConfigError, match=rf"--set: {key}: \d+ is (more|not less) than the 100 steps of train.max_steps, so "
-    ) as caught:
-        resolved(base, "train.max_steps=100", f"{key}={value}")
-    assert caught.value.hint == f"--set {hint}"
+    run = resolved(base, f"{key}={fraction}")
+    assert getattr(getattr(run.config, section), name) == step
+    assert run.origins[key].endswith("of train.max_steps")
+    with pytest.raises(ConfigError, match=rf"--set: {key} names step \d+, which is not within the 100 steps") as caught:
+        resolved(base, "train.max_steps=100", f"{key}={beyond}")
+    assert "fractions of the run below 1, or --set train.max_steps=" in str(caught.value.hint)
+
+
+def test_a_run_that_is_resumed_keeps_the_steps_of_its_fractions() -> None:
+    before = resolved(PRESET).config
+    preset = {
+        key: Setting(setting.value, Origin("preset", "test")) for key, setting in parse_overrides(PRESET.split(";")).items()
+    }
+    longer = collect("tiny", None, ()) | preset | parse_overrides(["train.max_steps=9000"])
+    config = resolve_pretrain_config(longer, earlier=before).config
+    assert (config.train.max_steps, config.optimizer.warmup_steps) == (9000, before.optimizer.warmup_steps)
+    assert step_sizes(config.train, config.data) == step_sizes(before.train, before.data)
 
 
 def test_a_weight_that_is_constant_names_no_step() -> None:

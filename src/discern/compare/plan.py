@@ -15,7 +15,6 @@ from discern.compare.tasks import TaskFolder, find_task_folders
 from discern.config.layers import read_file
 from discern.config.resolve import Resolved
 from discern.config.schema import flatten
-from discern.config.stages import rescaled
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
 from discern.finetuning.settings import given_settings, load_finetune_config
@@ -27,7 +26,7 @@ from discern.tasks import tasks as registry
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
-from discern.training.schedule import BATCH_KEY, LENGTH_KEY, step_sizes
+from discern.training.schedule import step_sizes
 
 CONVENTION = "executed: multiplications and additions of the matrix products that run, forward and backward"
 _NOTICEABLE = 0.03
@@ -302,7 +301,7 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
     """The settings that name steps (warm-up, phases, freezing, schedules), rescaled to the run's length unless it sets them."""
     factor = steps / run.config.train.max_steps
     own = flatten(run.config)
-    named = ("optimizer.", "objective.", BATCH_KEY, LENGTH_KEY)
+    named = ("optimizer.", "objective.", "train.batch_schedule", "data.length_schedule")
     keys = [key for key in own if key.startswith(named) and key not in run.own]
     stretched = {key: _rescaled(key, own[key], factor) for key in keys}
     return as_overrides({key: value for key, value in stretched.items() if value is not None and value != own[key]})
@@ -311,7 +310,13 @@ def _scaled(run: PlannedRun, steps: int) -> list[str]:
 def _rescaled(key: str, value: Any, factor: float) -> Any:
     """A setting rescaled for a run that is `factor` times as long; None if it does not name steps."""
     if key.endswith("_schedule") and isinstance(value, tuple):
-        return rescaled(value, factor) or None
+        steps: list[int] = []
+        for step, _ in value:
+            steps.append(max(round(step * factor), steps[-1] + 1 if steps else 0))
+        # Steps that rounding makes equal move to before the last one.
+        last = round(value[-1][0] * factor) if value else 0
+        steps = [min(step, last - after) for after, step in zip(reversed(range(len(steps))), steps, strict=True)]
+        return tuple((step, other) for step, (_, other) in zip(steps, value, strict=True)) or None
     counts = key.endswith(("_steps", "_at")) and isinstance(value, int | float)
     # Below 1 it is a fraction of the run, which needs no rescaling.
     return max(1, round(value * factor)) if counts and value >= 1 else None

@@ -10,45 +10,10 @@ from pydantic import BaseModel, ValidationError
 
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
 from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
-from discern.config.schema import NONE, Schema, Variant, flatten, nest, plain, section_model, takes_none, takes_number_only
+from discern.config.schema import NONE, Schema, Variant, flatten, nest, section_model, takes_none, takes_number_only
 from discern.errors import ConfigError
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
-
-
-@dataclass(frozen=True)
-class Clamp:
-    """An upper limit of a value. A larger default is lowered to it; a larger value that the user set is refused.
-
-    None is below any limit.
-
-    Attributes:
-        key: dotted key of the value.
-        limit: dotted key of its largest value.
-        unless: called with the section of the limit; returns True if the limit does not apply.
-    """
-
-    key: str
-    limit: str
-    unless: Callable[[Any], bool] = lambda section: False
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Values that have to suit each other. Those that the user did not set are changed; the user's own are refused.
-
-    Attributes:
-        keys: dotted keys of the values.
-        to: what they are fitted to, for the origin of a changed value: "train.max_steps". None: to the other keys.
-        changes: returns the values to change by dotted key, given the validated sections by name and the dotted keys that the
-            user set. Raises ConfigError if the user's values do not suit.
-        sections: names of the sections that `changes` reads.
-    """
-
-    keys: Sequence[str]
-    to: str | None
-    changes: Callable[[Mapping[str, Any], frozenset[str]], Mapping[str, object]]
-    sections: Sequence[str]
 
 
 @dataclass(frozen=True)
@@ -84,8 +49,7 @@ def resolve(
     root: type[ConfigT],
     settings: Settings,
     variants: Mapping[str, Variant] | None = None,
-    clamps: Sequence[Clamp] = (),
-    fits: Sequence[Fit] = (),
+    adjust: Callable[[Resolution], None] | None = None,
 ) -> Resolved[ConfigT]:
     """The configuration that `settings` (see `layers.collect`) describe.
 
@@ -93,21 +57,16 @@ def resolve(
         root: the composed model; its sections are models too.
         settings: every value that is not left at its default, with its origin.
         variants: the sections whose keys depend on a value, by name.
-        clamps: the values bounded by other values.
-        fits: the values that have to suit each other.
+        adjust: called once all sections are valid; changes values that depend on one another by `set_value` and `refuse`.
 
     Raises:
         InvalidConfigError: there are errors; all are named at once.
     """
-    work = _Resolution(root, settings, variants or {})
+    work = Resolution(root, settings, variants or {})
     work.take_out_unknown_keys()
     work.validate_sections()
-    for clamp in clamps:
-        work.clamp(clamp, refuses=False)
-    for fit in fits:
-        work.fit(fit)
-    for clamp in clamps:  # a limit may have been changed
-        work.clamp(clamp)
+    if adjust is not None and work.is_complete:
+        adjust(work)
     config = work.compose(root)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
@@ -115,8 +74,8 @@ def resolve(
     return Resolved(config, origins, work.dropped, work.user_set, work.repeated)
 
 
-class _Resolution:
-    """The steps of `resolve`. Errors are collected, and the remaining settings are still checked.
+class Resolution:
+    """A configuration while it is resolved. Errors are collected, and the remaining settings are still checked.
 
     Attributes:
         settings: the settings that have not been dropped.
@@ -234,46 +193,26 @@ class _Resolution:
                 values[key] = setting.value
         return values
 
-    def clamp(self, clamp: Clamp, *, refuses: bool = True) -> None:
-        """Lower a value to its limit; report one that the user set, if it `refuses` it."""
-        section, _, name = clamp.key.partition(".")
-        limit_section, _, limit_name = clamp.limit.partition(".")
-        if section not in self.parts or limit_section not in self.parts:
-            return
-        value, limit = getattr(self.parts[section], name), getattr(self.parts[limit_section], limit_name)
-        origin = self.origin(clamp.key)
-        if value is None or value <= limit or clamp.unless(self.parts[limit_section]):
-            return
-        if origin.by_user and not refuses:
-            return
-        if origin.by_user:
-            text = f"{origin.where}: {clamp.key} is {value}, beyond {clamp.limit}, which is {limit}"
-            hint = f"--set {clamp.key}={limit}, or --set {clamp.limit}={value}"
-            self.problems.append(Problem(clamp.key, text, hint))
-            return
-        label = f"{origin.label}, clamped from {value} to {clamp.limit}"
-        self.settings[clamp.key] = Setting(limit, replace(origin, label=label))
-        self._validate(section, {**self.parts[section].model_dump(), name: limit})
+    def value(self, key: str) -> Any:
+        """The value of a setting of a valid section; None if its variant has no such setting."""
+        section, _, name = key.partition(".")
+        return getattr(self.parts[section], name, None)
 
-    def fit(self, fit: Fit) -> None:
-        """Change values so that they suit each other, or report them if the user set them."""
-        if any(section not in self.parts for section in fit.sections):
-            return
-        try:
-            changes = fit.changes(self.parts, self.user_set)
-        except ConfigError as error:
-            set_by_user = [key for key in fit.keys if key in self.user_set]
-            where = ", ".join(dict.fromkeys(f"{self.origin(key).where}: {key}" for key in set_by_user))
-            self.problems.append(Problem(set_by_user[0], f"{where}: {error.message}", error.hint))
-            return
-        for key, value in changes.items():
-            section, _, name = key.partition(".")
-            origin, values = self.origin(key), self.parts[section].model_dump()
-            shown = format(values[name], "g") if isinstance(values[name], float) else plain(values[name])
-            to = fit.to or ", ".join(other for other in fit.keys if other not in changes)
-            label = f"{origin.label}, fitted from {shown} to {to}"
-            self.settings[key] = Setting(NONE if value is None else value, replace(origin, label=label))
-            self._validate(section, {**values, name: value})
+    def set_value(self, key: str, value: object, reason: str) -> None:
+        """Change a value; its origin tells the reason."""
+        section, _, name = key.partition(".")
+        origin = self.origin(key)
+        self.settings[key] = Setting(NONE if value is None else value, replace(origin, label=f"{origin.label}, {reason}"))
+        self._validate(section, {**self.parts[section].model_dump(), name: value})
+
+    def refuse(self, key: str, message: str, hint: str) -> None:
+        """Report a value that does not suit the others."""
+        self.problems.append(Problem(key, f"{self.origin(key).where}: {key} {message}", hint))
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all sections are valid."""
+        return all(name in self.parts for name in self._schema.sections if name and "." not in name)
 
     @property
     def user_set(self) -> frozenset[str]:
@@ -287,7 +226,7 @@ class _Resolution:
 
     def compose(self, root: type[ConfigT]) -> ConfigT | None:
         """The configuration composed of its sections; None if a section is missing or a rule between sections is violated."""
-        if not all(name in self.parts for name in self._schema.sections if name and "." not in name):
+        if not self.is_complete:
             return None
         try:
             return root.model_validate(self.parts)

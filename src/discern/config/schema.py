@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import tomli_w
 from pydantic import BaseModel, ConfigDict
@@ -96,6 +96,8 @@ def alternatives(field: FieldInfo) -> list[Any]:
         origin = get_origin(kind)
         if origin in (Union, UnionType):
             pending += get_args(kind)
+        elif origin is Annotated:
+            pending.append(get_args(kind)[0])
         else:
             found.append(kind if origin in (None, Literal) else origin)
     return found

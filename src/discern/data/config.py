@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
+from discern.config.schedule import SizeSchedule, check_schedule
 from discern.config.schema import OTHER_NAME, Section
-from discern.config.stages import Stage, check_stages
 
 _SHORTEST = 8
 _SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] in the second half
@@ -23,10 +23,10 @@ class DataConfig(Section):
         description="Positions per row. ELECTRA, table 6: 128 small, 512 base and large.",
         json_schema_extra={OTHER_NAME: "max_seq_length max_length"},
     )
-    length_schedule: tuple[Stage, ...] = Field(
+    length_schedule: SizeSchedule = Field(
         (),
-        description="Positions per row, in stages that begin after a number of tokens: [[0, 128], [40_000_000, 512]]. The "
-        "number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, "
+        description="Positions per row, in segments that begin at a step or at a fraction of the run: [[0, 128], [0.8, 512]]. "
+        "The number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, "
         "which held-out rows always have.",
     )
     packing: Literal["segments", "packed", "two-part"] = Field(
@@ -80,7 +80,7 @@ class DataConfig(Section):
 
     @model_validator(mode="after")
     def _rows_grow(self) -> DataConfig:
-        check_stages("length_schedule", self.length_schedule, _SHORTEST)
+        check_schedule("length_schedule", self.length_schedule, _SHORTEST)
         return self
 
     @model_validator(mode="after")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
+from discern.errors import ConfigError
 from discern.finetuning.settings import FinetuneConfig, is_fitted
 from discern.finetuning.task_files import TaskData
-from discern.training.schedule import fitted_schedule
+from discern.training.schedule import overlap
 from discern.wording import counted
 
 # benchmarks/records/2026-11-22-finetune-defaults.md: of twenty evaluations the best comes late, as the learning rate falls to
@@ -39,13 +40,11 @@ def with_steps(
     if "optimizer.warmup_steps" not in user_set:
         updates["optimizer.warmup_steps"] = int(steps * config.finetune.warmup_fraction)
     config = _with_values(config, updates)
-    # Whoever sets the fraction sets the warm-up.
-    given = {*user_set, *({"optimizer.warmup_steps"} if "finetune.warmup_fraction" in user_set else ())}
-    updates = fitted_schedule(config.optimizer, config.train, given)
+    if (problem := overlap(config.optimizer, steps)) is not None:
+        raise ConfigError(problem, hint="set a lower finetune.warmup_fraction, optimizer.decay_fraction or optimizer.decay_steps")
     if not is_fitted(config.finetune.recipe, user_set):
-        return _with_values(config, updates), None
-    if debug:
-        updates["finetune.retries"] = 0
+        return config, None
+    updates = {"finetune.retries": 0} if debug else {}
     every = _evaluations(config, data, steps, user_set)
     selects = every > 0 and all(each.selection is not None for each in data.values())
     keeps = config.finetune.keep if "finetune.keep" in user_set else "best" if selects else "last"

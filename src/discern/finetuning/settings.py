@@ -21,7 +21,7 @@ from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.classification import ClassificationConfig
 from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
-from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
+from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
 
 Recipe = Literal["auto", "paper", "google"]
 # Clark et al. 2020, table 7, by maximum hidden size; the released code differs for the small model only.
@@ -213,7 +213,7 @@ def load_finetune_config(
     settings = recipe_layer | _encoder_layer(definitions, encoder) | published | given
     if len(definitions) > 1:
         _refuse_single_section(settings, definitions)
-    resolved = resolve(_model(definitions), settings, clamps=(MICRO_BATCH_CLAMP,))
+    resolved = resolve(_model(definitions), settings, adjust=limit_micro_batch)
     if not fitted:
         _refuse_unseen_best(resolved.config)
     _refuse_part_of_a_split(resolved.config)

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
+from discern.config.schedule import RunPoint
 from discern.config.schema import OTHER_NAME, Section
 from discern.corruption import MASKINGS_OF_WORDS, maskings
 from discern.corruption.sampling import Sampling
@@ -143,7 +144,9 @@ class PositionsConfig(ObjectiveConfig):
         description="If given, mask_probability changes to this value, linearly over the first mask_probability_steps steps. "
         "Held-out metrics always use mask_probability, so that they can be compared.",
     )
-    mask_probability_steps: int | None = Field(None, ge=1, description="Number of steps until mask_probability_end is reached.")
+    mask_probability_steps: RunPoint | None = Field(
+        None, gt=0, description="Number of steps until mask_probability_end is reached, or the fraction of the run below 1."
+    )
     rarity_exponent: float = Field(
         0.5, ge=0, le=2, description="'rarity' only: a token is drawn with weight count^-exponent. 0: evenly; word2vec: 0.5."
     )
@@ -219,7 +222,9 @@ class GeneratorConfig(MaskingConfig):
         description="If given, the temperature changes to this value, linearly over the first temperature_steps steps. "
         "Fast-ELECTRA lowers the temperature of a frozen generator. Held-out metrics always use temperature.",
     )
-    temperature_steps: int | None = Field(None, ge=1, description="Number of steps until temperature_end is reached.")
+    temperature_steps: RunPoint | None = Field(
+        None, gt=0, description="Number of steps until temperature_end is reached, or the fraction of the run below 1."
+    )
 
     def sampling_at(self, step: int) -> Sampling:
         return Sampling(self.value_at("temperature", step))

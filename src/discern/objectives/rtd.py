@@ -14,10 +14,11 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import AfterValidator, Field, NonNegativeFloat, NonNegativeInt, model_validator
+from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.config.schedule import RunPoint
 from discern.corruption.masking import chosen_share
 from discern.corruption.randomness import Randomness
 from discern.corruption.sampling import Sampling
@@ -34,8 +35,8 @@ from discern.objectives.masked import MaskingObjective, bilinear_term, sample_re
 from discern.objectives.metrics import ReplacedTokenEvaluator
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput
 
-Point = tuple[NonNegativeInt, NonNegativeFloat]
-"""A step, and the factor of the weight at it."""
+Point = tuple[Annotated[RunPoint, Field(ge=0)], NonNegativeFloat]
+"""A step or a fraction of the run, and the factor of the weight at it."""
 
 
 class RTDConfig(GeneratorConfig):
@@ -83,21 +84,25 @@ class RTDConfig(GeneratorConfig):
     discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss. ELECTRA: 50.")
     generator_weight_schedule: tuple[Point, ...] = Field(
         (),
-        description="Factors of generator_weight by step, [[step, factor], ...], linear between them; empty: 1 throughout. "
-        "[[0, 0.0], [1000, 1.0]] is a warm-up.",
+        description="Factors of generator_weight by step or fraction of the run, [[step, factor], ...], linear between them; "
+        "empty: 1 throughout. [[0, 0.0], [1000, 1.0]] is a warm-up.",
     )
     discriminator_weight_schedule: tuple[Point, ...] = Field(
         (), description="Factors of discriminator_weight by step, as generator_weight_schedule."
     )
-    freeze_generator_at: int | None = Field(
-        None, ge=0, description="Step from which the generator's weights are frozen; 0: from the start; 'none': never."
+    freeze_generator_at: RunPoint | None = Field(
+        None,
+        ge=0,
+        description="Step, or fraction of the run, from which the generator's weights are frozen; 0: from the start.",
     )
-    freeze_discriminator_at: int | None = Field(None, ge=0, description="Step from which the discriminator's weights are frozen.")
-    generator_warmup_steps: int = Field(
+    freeze_discriminator_at: RunPoint | None = Field(
+        None, ge=0, description="Step, or fraction of the run, from which the discriminator's weights are frozen."
+    )
+    generator_warmup_steps: RunPoint = Field(
         0,
         ge=0,
-        description="Number of updates at the start that train the generator alone, without the weights that it shares: for a "
-        "new generator beside a trained discriminator. The schedule then starts again for both.",
+        description="Number of updates (or the fraction of the run) at the start that train the generator alone, without the "
+        "weights that it shares: for a new generator beside a trained discriminator. The schedule then starts again for both.",
     )
     top_p: float = Field(
         1.0,

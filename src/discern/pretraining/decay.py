@@ -160,7 +160,7 @@ def decay_settings(
     origin = Origin("preset", f"run {folder}")
     base = {key: Setting(NONE if value is None else value, origin) for key, value in flatten(config).items()}
     # With a constant rate nothing is fitted to the length, which is not known yet.
-    plain = resolve_pretrain_config(base | given | {"optimizer.schedule": Setting("constant", origin)}, shortens=False)
+    plain = resolve_pretrain_config(base | given | {"optimizer.schedule": Setting("constant", origin)}, may_end_early=True)
     steps = _decay_steps(plain, config, step)
     own = Origin("preset", f"decay from step {step}")
     changed = {
@@ -170,7 +170,7 @@ def decay_settings(
         "train.max_hours": NONE,
     }
     settings: Settings = base | given | {key: Setting(value, own) for key, value in changed.items() if key not in given}
-    resolved = resolve_pretrain_config(settings, shortens=False)
+    resolved = resolve_pretrain_config(settings, may_end_early=True)
     before, now = flatten(config), flatten(resolved.config)
     allowed = (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"}
     wrong = sorted(key for key in now if key in given and now[key] != before.get(key) and key not in allowed)

@@ -146,7 +146,7 @@ def meta_steps(config: PretrainConfig, objective: Objective, precision: str, voc
 
 def slot_memory(config: PretrainConfig, objective: Objective) -> int:
     """Bytes of the memory that the slots of the batch carry from step to step, in float32, over all processes."""
-    slots = max(stretch.rows for stretch in step_sizes(config.train, config.data).stretches)
+    slots = max(segment.rows for segment in step_sizes(config.train, config.data).segments)
     remembered = {
         part.network.encoder.config: part.remembered
         for phase in objective.phases(config.train.max_steps)

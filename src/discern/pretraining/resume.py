@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, is_run, read_record
-from discern.config.resolve import Resolved
-from discern.config.schema import NONE, flatten, toml_value
+from discern.config.schema import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.pretraining.decay import NEW_RUN, RECORD_KEY
 from discern.report.evaluation import BLIMP_FILE
 from discern.training import checkpoint
 from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import (
-    LENGTH_OF_RUN,
-    PretrainConfig,
-    kept_when_resumed,
-    load_pretrain_config,
-    read_written_config,
-)
+from discern.training.pretrain_config import PretrainConfig, read_written_config
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -47,32 +40,6 @@ def had_results(out: Path) -> bool:
     train = read_written_config(out / CONFIG_FILE).train
     began: int = (read_record(out).get(RECORD_KEY) or {}).get("step", 0)  # a decay begins with the log of the run before it
     return int(log[-1]["step"]) > began + min(train.checkpoint_every_steps, train.max_steps - 1)
-
-
-def resumed_settings(out: Path, config: Path | None, preset: str | None, overrides: Sequence[str]) -> Resolved[PretrainConfig]:
-    """The configuration of a run that is resumed, possibly for another length; it keeps what was fitted to its length.
-
-    Raises:
-        ConfigError: the configuration is invalid, or what is kept does not fit into the new length.
-    """
-    before = read_written_config(out / CONFIG_FILE)
-    try:
-        settings = load_pretrain_config(config, preset, overrides)
-    except ConfigError:
-        # A run that is resumed may end before a schedule of the user does.
-        settings = load_pretrain_config(config, preset, overrides, shortens=False)
-    fitted = kept_when_resumed(before, settings)
-    if not fitted:
-        return settings
-    same = [f"{key}={NONE if value is None else toml_value(value)}" for key, value in fitted.items()]
-    try:
-        return load_pretrain_config(config, preset, [*overrides, *same], shortens=False)
-    except ConfigError as problem:
-        lengths = [f"{key}={value:g}" for key in LENGTH_OF_RUN if (value := flatten(settings.config)[key]) is not None]
-        raise ConfigError(
-            f"{out} cannot be resumed with {' and '.join(lengths)}: {problem.message.removeprefix('--set: ')}",
-            hint=f"to end it early, continue it in another folder: --decay-from {out} --out NEW",
-        ) from problem
 
 
 def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began: Mapping[str, Any]) -> None:

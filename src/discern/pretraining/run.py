@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ from discern.pretraining.decay import (
     run_of,
     write_start,
 )
-from discern.pretraining.resume import MAY_CHANGE, Resume, had_results, has_progress, refuse_another_run, resumed_settings
+from discern.pretraining.resume import MAY_CHANGE, Resume, had_results, has_progress, refuse_another_run
 from discern.pretraining.start_config import start_config
 from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
@@ -259,14 +258,13 @@ def plan(
         return Plan(out, resume, settings, opened)
 
     # A run with random weights
+    earlier = read_written_config(out / CONFIG_FILE) if resumes else None
     if init_from is None:
-        load = partial(resumed_settings, out) if resumes else load_pretrain_config
-        return Plan(out, resume, load(config, preset, overrides), opened)
+        return Plan(out, resume, load_pretrain_config(config, preset, overrides, earlier=earlier), opened)
 
     # A run that starts from a model
     start = open_model(init_from, warn=warn)
     added_pieces(start, opened)
-    earlier = read_written_config(out / CONFIG_FILE) if resumes else None
     settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
     replayed = None if replay is None else _open_replay(replay, settings.config, opened)
     return Plan(out, resume, settings, opened, start, replay, replayed)
@@ -300,7 +298,7 @@ def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> Tok
 
 def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
     """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
-    lengths = step_sizes(config.train, config.data).row_stretches
+    lengths = step_sizes(config.train, config.data).segments
     split, in_slots = data.split("train"), config.objective.reads_in_order
     return scheduled_rows(split, data.special_tokens, config.data, config.train.seed, lengths, in_slots=in_slots)
 
@@ -362,7 +360,7 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
     Raises:
         ConfigError: they cannot be divided evenly.
     """
-    for size in step_sizes(config.train, config.data).stretches:
+    for size in step_sizes(config.train, config.data).segments:
         if size.rows % ranks.world_size:
             what = f"train.sequences_per_step {size.rows}"
             if config.train.batch_schedule or config.data.length_schedule:

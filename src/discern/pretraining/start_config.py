@@ -13,16 +13,16 @@ from discern.artifacts.run import build_objective
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
 from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
-from discern.config.schema import NONE, flatten
-from discern.errors import CheckpointError, ConfigError
+from discern.config.schema import flatten
+from discern.errors import CheckpointError
 from discern.interop.names import named_parameters
 from discern.models.config import ModelConfig
 from discern.models.heads import MaskedLMHead
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Vocabulary
 from discern.pretraining.warm_start import GENERATOR, lacks_generator, main_network
-from discern.training.pretrain_config import PretrainConfig, kept_when_resumed, resolve_pretrain_config
-from discern.training.schedule import BATCH_KEY, LENGTH_KEY, ROWS_KEY, SEQUENCE_KEY, step_sizes
+from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
+from discern.training.schedule import step_sizes
 
 STEPS = 10_000
 WARMUP_SHARE = 0.06
@@ -32,7 +32,8 @@ LEARNING_RATE = 1e-4
 """Learning rate for a model that does not record its own."""
 
 _OWN = Origin("preset", "continued training")
-_DERIVED = ("optimizer.warmup_steps", "objective.generator_warmup_steps")
+_GENERATOR_WARMUP = "objective.generator_warmup_steps"
+_OF_THE_SCHEDULE = ("optimizer.warmup_steps", "optimizer.decay_steps", _GENERATOR_WARMUP, "train.max_hours")
 
 
 def start_config(
@@ -53,46 +54,27 @@ def start_config(
         preset: recipe to use instead of the model's own; the sizes remain those of the model.
         file: TOML file.
         overrides: values of `--set`.
-        earlier: configuration of the run that is resumed, from which settings derived from the number of steps are taken.
+        earlier: configuration of the run that is resumed, which keeps the steps that fractions of the run became.
 
     Raises:
         ConfigError: a setting is invalid, or a size differs from that of the model.
     """
-    base = _of_model(start) if preset is None else {}
     if preset is not None:
         settings = collect(preset, file, overrides)
     else:
-        settings = base | ({} if file is None else read_file(file)) | parse_overrides(overrides)
+        settings = _of_model(start) | ({} if file is None else read_file(file)) | parse_overrides(overrides)
     settings |= _sizes(start, settings)
-    try:
-        resolved = resolve_pretrain_config(settings)
-    except ConfigError:
-        if earlier is None:
-            raise
-        resolved = resolve_pretrain_config(settings, shortens=False)  # a run that is resumed may be shorter than its schedules
-    derived = _derived(start, vocabulary, resolved.config, settings)
-    if earlier is not None:
-        before = flatten(earlier)
-        derived = {key: before.get(key, value) for key, value in derived.items()} | kept_when_resumed(earlier, resolved)
-    if not derived:
+    settings = {"optimizer.warmup_steps": Setting(WARMUP_SHARE, _OWN)} | settings
+    resolved = resolve_pretrain_config(settings, earlier=earlier)
+    objective = resolved.config.objective
+    if not objective.can_warm_up_generator or _GENERATOR_WARMUP in settings or resolved.config.train.max_steps == 1:
         return resolved
-    found = {key: Setting(NONE if value is None else value, _OWN) for key, value in derived.items()}
-    return resolve_pretrain_config(settings | found, shortens=earlier is None)
-
-
-def _derived(start: ModelFolder, vocabulary: Vocabulary, config: PretrainConfig, settings: Settings) -> dict[str, Any]:
-    """Settings derived from the number of steps, unless the user has set them."""
-    steps = config.train.max_steps
-    found: dict[str, Any] = {}
-    if "optimizer.warmup_steps" not in settings:
-        found["optimizer.warmup_steps"] = max(1, round(WARMUP_SHARE * steps))
-    objective = config.objective
-    if objective.can_warm_up_generator and "objective.generator_warmup_steps" not in settings and steps > 1:
-        with torch.device("meta"):
-            built = build_objective(config, vocabulary)
-        if lacks_generator(built, start):
-            found["objective.generator_warmup_steps"] = max(1, round(GENERATOR_WARMUP_SHARE * steps))
-    return found
+    # A new generator is first trained alone, beside the trained discriminator.
+    with torch.device("meta"):
+        built = build_objective(resolved.config, vocabulary)
+    if not lacks_generator(built, start):
+        return resolved
+    return resolve_pretrain_config(settings | {_GENERATOR_WARMUP: Setting(GENERATOR_WARMUP_SHARE, _OWN)}, earlier=earlier)
 
 
 def _sizes(start: ModelFolder, settings: Settings) -> Settings:
@@ -101,23 +83,20 @@ def _sizes(start: ModelFolder, settings: Settings) -> Settings:
     Raises:
         InvalidConfigError: the user set other sizes.
     """
-    origin = Origin("preset", f"model {start.folder}")
     encoder = main_network(start).encoder
     sizes = encoder.config.fixed() | {"embedding_size": encoder.embeddings.embedding_size}
-    problems, found = [], {}
-    for name, size in sizes.items():
-        key, value = f"model.{name}", size
+    problems = []
+    for key, size in ((f"model.{name}", size) for name, size in sizes.items()):
         setting = settings.get(key)
-        found[key] = Setting(value, origin)
-        if setting is not None and setting.origin.by_user and setting.value != value:
+        if setting is not None and setting.origin.by_user and setting.value != size:
             text = (
-                f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} have "
-                f"{quoted(value)}"
+                f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} have {quoted(size)}"
             )
             problems.append(Problem(key, text, f"leave out {key}: the model determines the sizes"))
     if problems:
         raise InvalidConfigError(problems)
-    return found
+    origin = Origin("preset", f"model {start.folder}")
+    return {f"model.{name}": Setting(size, origin) for name, size in sizes.items()}
 
 
 def _of_model(start: ModelFolder) -> Settings:
@@ -126,14 +105,14 @@ def _of_model(start: ModelFolder) -> Settings:
     if start.config is None:
         values = _recipe(start)
     else:
-        values = {key: value for key, value in flatten(start.config).items() if value is not None and key not in _DERIVED}
+        values = {key: value for key, value in flatten(start.config).items() if key not in _OF_THE_SCHEDULE}
         step = start.config.train.max_steps if start.step is None else start.step
         values |= {f"objective.{name}": value for name, value in start.config.objective.continued_at(step).items()}
         size = step_sizes(start.config.train, start.config.data).at(max(step - 1, 0))
-        values |= {BATCH_KEY: (), LENGTH_KEY: (), ROWS_KEY: size.rows, SEQUENCE_KEY: size.length}
+        values |= {"train.batch_schedule": (), "data.length_schedule": ()}
+        values |= {"train.sequences_per_step": size.rows, "data.sequence_length": size.length}
         # With the previous seed, the same rows would come in the same order with the same masks.
         values["train.seed"] = start.config.train.seed + 1
-    values.pop("train.max_hours", None)
     settings = {key: Setting(value, origin) for key, value in values.items() if value is not None}
     return settings | {"train.max_steps": Setting(STEPS, _OWN)}
 

@@ -270,8 +270,8 @@ def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> li
 
 def _rows_per_step(config: PretrainConfig) -> str:
     """Number and length of the rows of a step, first and last if they change."""
-    stretches = step_sizes(config.train, config.data).stretches
-    ends = dict.fromkeys((stretch.rows, stretch.length) for stretch in (stretches[0], stretches[-1]))
+    segments = step_sizes(config.train, config.data).segments
+    ends = dict.fromkeys((segment.rows, segment.length) for segment in (segments[0], segments[-1]))
     return ", later ".join(f"{_number(rows)} of at most {_number(length)} tokens" for rows, length in ends)
 
 

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from discern.config.resolve import Clamp
+from discern.config.resolve import Resolution
+from discern.config.schedule import RunPoint, SizeSchedule, check_schedule
 from discern.config.schema import OTHER_NAME, Section
-from discern.config.stages import Stage, check_stages
 from discern.training.trackers import TrackerName
 
 NO_STEP_LIMIT = 1_000_000_000
@@ -50,14 +50,14 @@ class OptimizerConfig(Section):
     decay_fraction: float = Field(
         0.2, gt=0, le=1, description="Fraction of the run over which 'wsd' decays. Haegele et al. 2024: 0.1 to 0.2."
     )
-    decay_steps: int | None = Field(
-        None, ge=1, description="Steps over which 'wsd' decays, instead of decay_fraction; not under train.max_hours."
+    decay_steps: RunPoint | None = Field(
+        None, gt=0, description="Steps over which 'wsd' decays, instead of decay_fraction; not under train.max_hours."
     )
-    warmup_steps: int = Field(
-        10_000,
+    warmup_steps: RunPoint = Field(
+        0.01,  # type: ignore[assignment]
         ge=0,
-        description="Steps over which the learning rate rises; under train.max_hours, a tenth of the time at most. "
-        "ELECTRA: 10,000.",
+        description="Steps over which the learning rate rises, or the fraction of the run below 1; under train.max_hours, a "
+        "tenth of the time at most. ELECTRA: 10,000 of 1,000,000.",
     )
     layer_decay: float = Field(
         1.0, gt=0, le=1, description="Factor of the learning rate per layer, from the top layer down; 1: no decay."
@@ -85,15 +85,15 @@ class TrainConfig(Section):
         description="Sequences per update, over all ranks and micro-batches.",
         json_schema_extra={OTHER_NAME: "batch_size"},
     )
-    batch_schedule: tuple[Stage, ...] = Field(
+    batch_schedule: SizeSchedule = Field(
         (),
-        description="Tokens per update, in stages that begin after a number of tokens: [[0, 16384], [50_000_000, 65536]]. "
-        "Empty: sequences_per_step throughout; otherwise that is the size of the last stage. Padding counts as tokens.",
+        description="Tokens per update, in segments that begin at a step or a fraction of the run: [[0, 16384], [0.5, 65536]]. "
+        "Empty: sequences_per_step throughout; otherwise that is the size of the last segment. Padding counts as tokens.",
     )
     micro_batch_size: int | None = Field(
         None,
         ge=1,
-        description="Sequences per rank and forward pass (default: all sequences of the rank at once). With "
+        description="Sequences per rank and forward pass, at most (default: all sequences of the rank at once). With "
         "data.length_schedule, this is the number of rows of the last length; a forward pass has more of the shorter rows.",
     )
     # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
@@ -161,8 +161,12 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _batch_grows(self) -> TrainConfig:
-        check_stages("batch_schedule", self.batch_schedule)
+        check_schedule("batch_schedule", self.batch_schedule)
         return self
 
 
-MICRO_BATCH_CLAMP = Clamp("train.micro_batch_size", limit="train.sequences_per_step")
+def limit_micro_batch(work: Resolution) -> None:
+    """Lower `train.micro_batch_size` to the sequences of a step."""
+    micro, rows = work.value("train.micro_batch_size"), work.value("train.sequences_per_step")
+    if micro is not None and micro > rows:
+        work.set_value("train.micro_batch_size", rows, "at most train.sequences_per_step")

@@ -100,7 +100,7 @@ def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlop
     for phase in objective.phases(max_steps):
         last = first + phase.steps
         # The part of each stretch that lies within the phase.
-        begins = [first, *(stretch.first for stretch in sizes.stretches if first < stretch.first < last)]
+        begins = [first, *(segment.first for segment in sizes.segments if first < segment.first < last)]
         for begin, end in zip(begins, [*begins[1:], last], strict=True):
             # The share of positions that a head runs on may change within the phase.
             part = phase if len(begins) == 1 else replace(phase, steps=end - begin, begins=begin)

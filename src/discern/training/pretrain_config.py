@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
 from discern.config.layers import Settings, collect, preset_names, read_file
-from discern.config.resolve import Clamp, Fit, Resolved, resolve
-from discern.config.schema import Section, Variant, diff, flatten, plain
-from discern.config.stages import rescaled
+from discern.config.resolve import Resolution, Resolved, resolve
+from discern.config.schedule import ScheduleSegment, last_point, to_steps
+from discern.config.schema import Section, Variant, diff, flatten, toml_value
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models import encoders
@@ -20,25 +20,12 @@ from discern.models.config import ModelConfig, build_config, config_class
 from discern.models.embeddings import PlacedEmbeddings
 from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
-from discern.training.config import MICRO_BATCH_CLAMP, OptimizerConfig, TrainConfig
-from discern.training.schedule import (
-    BATCH_KEY,
-    LENGTH_KEY,
-    ROWS_KEY,
-    SCHEDULE_KEYS,
-    SEQUENCE_KEY,
-    Stretch,
-    fitted_batch,
-    fitted_lengths,
-    fitted_schedule,
-    shortened_schedules,
-    step_sizes,
-)
+from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
+from discern.training.schedule import overlap, step_sizes
 
 if TYPE_CHECKING:
-    from discern.models.base import Encoder
+    pass
 
-LENGTH_OF_RUN = ("train.max_steps", "train.max_hours")
 _SEGMENTS_OF_TWO_PARTS = 3  # text and A, B, [CLS]
 
 
@@ -70,7 +57,7 @@ class PretrainConfig(Section):
         """Check that rows, encoder, objective and batch are compatible."""
         data, train = self.data, self.train
         sizes = step_sizes(train, data)
-        for length in sorted({stretch.length for stretch in sizes.stretches}):
+        for length in sorted({segment.length for segment in sizes.segments}):
             self.objective.check(data.at_length(length), self.model)
         if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
             raise ValueError(
@@ -84,21 +71,21 @@ class PretrainConfig(Section):
             )
         if not self.objective.reads_in_order:
             return self
-        for stretch in sizes.stretches:
-            self._slots_suit(stretch)
+        for segment in sizes.segments:
+            self._slots_suit(segment)
         return self
 
-    def _slots_suit(self, stretch: Stretch) -> None:
+    def _slots_suit(self, segment: ScheduleSegment) -> None:
         """Check that the rows of a step can be slots that are read in order."""
-        rows, micro = stretch.rows, self.train.micro_batch_size
+        rows, micro = segment.rows, self.train.micro_batch_size
         scheduled = bool(self.train.batch_schedule or self.data.length_schedule)
-        said = f"{rows} rows of {stretch.length} in an update" if scheduled else f"train.sequences_per_step {rows}"
+        said = f"{rows} rows of {segment.length} in an update" if scheduled else f"train.sequences_per_step {rows}"
         if self.data.reversed_rows and rows % 2:
             fix = "schedules with even numbers of rows" if scheduled else f"train.sequences_per_step={rows + 1}"
             raise ValueError(
                 f"{said} cannot be split into equally many forward and backward slots; set {fix}, or data.reversed_rows=false"
             )
-        if micro is not None and rows % min(rows, micro * self.data.sequence_length // stretch.length):
+        if micro is not None and rows % min(rows, micro * self.data.sequence_length // segment.length):
             said = said if scheduled else "train.sequences_per_step"
             raise ValueError(
                 f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size "
@@ -107,7 +94,7 @@ class PretrainConfig(Section):
 
 
 def load_pretrain_config(
-    file: Path | None, preset: str | None, overrides: Sequence[str] = (), *, shortens: bool = True
+    file: Path | None, preset: str | None, overrides: Sequence[str] = (), *, earlier: PretrainConfig | None = None
 ) -> Resolved[PretrainConfig]:
     """Resolve a configuration: preset, then file (or the `config.toml` of a run folder), then `--set`.
 
@@ -115,12 +102,12 @@ def load_pretrain_config(
         file: a TOML file, or the folder of a run.
         preset: name of a preset to start from.
         overrides: values of `--set`: "train.max_steps=1000".
-        shortens: as for `resolve_pretrain_config`.
+        earlier: as for `resolve_pretrain_config`.
 
     Raises:
         ConfigError: there is no configuration to start from, or it is invalid; the message lists all problems.
     """
-    return resolve_pretrain_config(collect(preset, file, overrides), shortens=shortens)
+    return resolve_pretrain_config(collect(preset, file, overrides), earlier=earlier)
 
 
 def read_written_config(path: Path) -> PretrainConfig:
@@ -131,27 +118,26 @@ def read_written_config(path: Path) -> PretrainConfig:
     """
     settings = read_file(path, written=True)
     try:
-        return resolve_pretrain_config(settings, shortens=False).config
+        return resolve_pretrain_config(settings, may_end_early=True).config
     except ConfigError as problem:
         hint = "copy the file again from where the folder came from"
         raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
 
 
-def resolve_pretrain_config(settings: Settings, *, shortens: bool = True) -> Resolved[PretrainConfig]:
-    """Resolve settings that are already collected.
+def resolve_pretrain_config(
+    settings: Settings, *, earlier: PretrainConfig | None = None, may_end_early: bool = False
+) -> Resolved[PretrainConfig]:
+    """Resolve settings that are already collected. Fractions of the run become steps.
 
     Args:
-        shortens: whether schedules have to end within the run. A run that is resumed, or continues another one, keeps its own.
+        earlier: configuration of the run that is resumed, which keeps the steps that fractions became when it started.
+        may_end_early: accept steps beyond the end of the run, as for a run that is resumed or continues another one.
 
     Raises:
         ConfigError: they are invalid; the message lists all problems.
     """
-    written = {key for key, setting in settings.items() if setting.origin.written}
-    if any(key in settings and key not in written for key in LENGTH_OF_RUN):
-        # Only together with its own length is a configuration that discern wrote kept as it is: earlier versions fitted less.
-        written = set()
-    to_length = [fit for fit in _FITS_TO_LENGTH if written.isdisjoint(fit.keys)] if shortens else []
-    return resolve(PretrainConfig, settings, _VARIANTS, _CLAMPS, (*_FITS, *to_length))
+    adjust = partial(_adjust, earlier=earlier, may_end_early=may_end_early or earlier is not None)
+    return resolve(PretrainConfig, settings, _VARIANTS, adjust)
 
 
 def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
@@ -170,122 +156,93 @@ def _named(name: str) -> Resolved[PretrainConfig]:
     return load_pretrain_config(None, name) if is_preset else load_pretrain_config(Path(name), None)
 
 
-def _has_no_position_table(model: ModelConfig) -> bool:
-    try:
-        kind: type[Encoder] = encoders.load(model.encoder)
-    except ConfigError:  # reported with all other problems
-        return False
-    return not kind.limits_positions
-
-
-_CLAMPS = (
-    Clamp("data.sequence_length", limit="model.max_positions", unless=_has_no_position_table),
-    MICRO_BATCH_CLAMP,
+_POINTS = (
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+    "train.batch_schedule",
+    "data.length_schedule",
+    "objective.mask_probability_steps",
+    "objective.temperature_steps",
+    "objective.generator_weight_schedule",
+    "objective.discriminator_weight_schedule",
+    "objective.freeze_generator_at",
+    "objective.freeze_discriminator_at",
+    "objective.generator_warmup_steps",
 )
+"""Settings that are points in a run, or lists of points with values."""
+_BEFORE_THE_END = ("warmup_steps", "freeze_generator_at", "freeze_discriminator_at")
+"""Names of those after which steps have to follow; the others may be the end of the run."""
 
 
-def _fit_schedule(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
-    return fitted_schedule(sections["optimizer"], sections["train"], user_set)
+def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: bool) -> None:
+    """Change the settings that follow from others, and refuse the user's where they contradict each other."""
+    user_set = work.user_set
 
+    # The size of a step is that of the schedule's last segment. A size that the user sets turns the schedule of a preset off.
+    for scheduled, size in (
+        ("data.length_schedule", "data.sequence_length"),
+        ("train.batch_schedule", "train.sequences_per_step"),
+    ):
+        schedule, value = work.value(scheduled), work.value(size)
+        if not schedule:
+            continue
+        last = schedule[-1][1] // (1 if scheduled.startswith("data") else work.value("data.sequence_length"))
+        if last == value:
+            continue
+        if scheduled in user_set and size in user_set:
+            hint = f"leave out {size}, or --set {scheduled}=[] for the same size throughout"
+            work.refuse(scheduled, f"ends with {last:,}, but {size} is {value:,}; expected the same", hint)
+        elif scheduled not in user_set and (size in user_set or last < 1):
+            work.set_value(scheduled, (), f"off because of {size}")
+        elif last >= 1:
+            work.set_value(size, last, f"the last of {scheduled}")
 
-def _fit_lengths(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
-    return fitted_lengths(sections, user_set, limited=not _has_no_position_table(sections["model"]))
+    # Rows have to fit into the table of positions, micro-batches into the batch.
+    length, positions = work.value("data.sequence_length"), work.value("model.max_positions")
+    if length > positions and encoders.load(work.value("model.encoder")).limits_positions:  # type: ignore[attr-defined]
+        by_user = [key for key in ("data.sequence_length", "data.length_schedule") if key in user_set]
+        if by_user:
+            hint = f"--set data.sequence_length={positions}, or --set model.max_positions={length}"
+            work.refuse(by_user[0], f"is {length}, beyond model.max_positions, which is {positions}", hint)
+        else:
+            work.set_value("data.length_schedule", (), "off because of model.max_positions")
+            work.set_value("data.sequence_length", positions, "at most model.max_positions")
+    limit_micro_batch(work)
 
-
-@dataclass(frozen=True)
-class _InSteps:
-    """A setting that names a step, which has to lie within the run.
-
-    Attributes:
-        key: dotted key: "objective.freeze_generator_at".
-        share: fraction of the run at which the step lies at the latest in a schedule that is shortened.
-        missed: what never happens if it lies beyond the run.
-        may_end: whether it may be the end of the run; otherwise steps have to follow.
-    """
-
-    key: str
-    share: float
-    missed: str
-    may_end: bool = False
-
-    def fit(self, sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
-        """The value that suits the run, by key, if a preset's does not.
-
-        Raises:
-            ConfigError: the user's does not.
-        """
-        section, _, name = self.key.partition(".")
-        value, train = getattr(sections[section], name, None) or 0, sections["train"]
-        most, last = train.max_steps, _last_step(value)
-        # A warm-up of one step is none: the rate is at its peak from the first step on.
-        if train.max_hours is not None or last <= 1 or last < most or (self.may_end and last == most):
-            return {}
-        suitable = _ending_at(value, max(1, int(most * self.share)))
-        if self.key not in user_set:
-            return {self.key: suitable}
-        relation = "more than" if self.may_end else "not less than"
-        option = f"{self.key}={suitable}" if isinstance(suitable, int) else f"'{self.key}={plain(suitable)}'"
-        raise ConfigError(
-            f"{last:,} is {relation} the {most:,} steps of train.max_steps, so {self.missed}",
-            hint=f"--set {option}, or --set train.max_steps={round(last / self.share)}",
-        )
-
-
-def _last_step(value: int | Sequence[tuple[int, float]]) -> int:
-    """The last step that a setting names; 0 if it names none, as a weight that is constant."""
-    if isinstance(value, Sequence):
-        return value[-1][0] if len(value) > 1 else 0
-    return value
-
-
-def _ending_at(value: int | Sequence[tuple[int, float]], step: int) -> int | tuple[tuple[int, float], ...]:
-    """The setting with its last step moved to `step`, and those before in proportion."""
-    return step if isinstance(value, int) else rescaled(value, step / value[-1][0])
-
-
-def _fit_warmup(sections: Mapping[str, Any], user_set: frozenset[str]) -> Mapping[str, object]:
-    # 'wsd' has to have room for its decay as well: see `fitted_schedule`.
-    return {} if sections["optimizer"].schedule == "wsd" else _WARMUP.fit(sections, user_set)
-
-
-_WARMUP = _InSteps("optimizer.warmup_steps", 0.1, "the learning rate only rises")
-_OF_OBJECTIVES = (
-    _InSteps("objective.mask_probability_steps", 1, "the final value is never reached", may_end=True),
-    _InSteps("objective.temperature_steps", 1, "the final value is never reached", may_end=True),
-    _InSteps("objective.generator_weight_schedule", 1, "the last factor is never reached", may_end=True),
-    _InSteps("objective.discriminator_weight_schedule", 1, "the last factor is never reached", may_end=True),
-    _InSteps("objective.freeze_generator_at", 0.5, "the generator is never frozen"),
-    _InSteps("objective.freeze_discriminator_at", 0.5, "the discriminator is never frozen"),
-    _InSteps("objective.generator_warmup_steps", 0.1, "no step is left for the discriminator"),
-)
-
-_FITS = (
-    Fit(SCHEDULE_KEYS, "train.max_steps", _fit_schedule, ("optimizer", "train")),
-    Fit((LENGTH_KEY, SEQUENCE_KEY), None, _fit_lengths, ("data", "model")),
-    Fit((BATCH_KEY, ROWS_KEY), None, fitted_batch, ("data", "train")),
-)
-_FITS_TO_LENGTH = (
-    Fit((BATCH_KEY, LENGTH_KEY), "train.max_steps", shortened_schedules, ("data", "train")),
-    Fit((_WARMUP.key,), "train.max_steps", _fit_warmup, ("optimizer", "train")),
-    *(Fit((each.key,), "train.max_steps", each.fit, ("objective", "train")) for each in _OF_OBJECTIVES),
-)
-_FITTED_KEYS = (*SCHEDULE_KEYS, *(key for fit in _FITS_TO_LENGTH for key in fit.keys if key != _WARMUP.key))
-
-
-def kept_when_resumed(before: PretrainConfig, now: Resolved[PretrainConfig]) -> dict[str, Any]:
-    """What a run that is resumed keeps of the settings that were fitted to its length, such as the warm-up, by dotted key.
-
-    Args:
-        before: settings that the run was trained with.
-        now: settings that it is resumed with, possibly for another length.
-    """
-    old, new = flatten(before), flatten(now.config)
-    resized = any(old[key] != new[key] for key in LENGTH_OF_RUN)
-    # A run of a version that did not fit them has them as they were.
-    keys = [key for key in _FITTED_KEYS if key not in now.user_set and (resized or ", fitted from " in now.origins.get(key, ""))]
-    known = [key for key in keys if key in old and key in new]
-    # Where one is kept, all are: a decay could otherwise be fitted to the warm-up that is kept.
-    return {key: old[key] for key in known} if any(old[key] != new[key] for key in known) else {}
+    # Fractions of the run become steps, which have to lie within it.
+    steps, hours = work.value("train.max_steps"), work.value("train.max_hours")
+    if hours is not None and work.value("optimizer.decay_steps") is not None:
+        if "optimizer.decay_steps" in user_set:
+            unknown = "but the number of steps that train.max_hours allows is not known in advance"
+            work.refuse("optimizer.decay_steps", f"is set, {unknown}", "set optimizer.decay_fraction instead, for example 0.2")
+        else:
+            work.set_value("optimizer.decay_steps", None, "off because of train.max_hours")
+    started = {} if earlier is None else flatten(earlier)
+    for key in _POINTS:
+        value = work.value(key)
+        resolved = to_steps(value, steps)
+        if resolved != value:
+            if hours is not None and not key.startswith("optimizer."):
+                unknown = "and the number of steps that train.max_hours allows is not known in advance"
+                work.refuse(key, f"has a fraction of the run, {unknown}", "give the number of steps")
+                continue
+            resolved = started.get(key, resolved)
+            work.set_value(key, resolved, f"{toml_value(value)} of train.max_steps")
+        if key == "optimizer.decay_steps":  # checked together with the warm-up
+            continue
+        last = last_point(resolved)
+        if (
+            may_end_early
+            or hours is not None
+            or last <= 1
+            or last < steps
+            or (last == steps and not key.endswith(_BEFORE_THE_END))
+        ):
+            continue
+        hint = f"give fractions of the run below 1, or --set train.max_steps={2 * last}"
+        work.refuse(key, f"names step {last:,}, which is not within the {steps:,} steps of train.max_steps", hint)
+    if hours is None and (problem := overlap(work.parts["optimizer"], steps)) and not work.problems:
+        work.refuse("optimizer.warmup_steps", f"and decay do not fit: {problem}", "--set optimizer.warmup_steps=0.1, for example")
 
 
 def _objective_config(name: str) -> type[BaseModel]:

@@ -105,7 +105,7 @@ class TrainContext:
         size = self.train.micro_batch_size
         if size is None or self.sizes is None:
             return size
-        return size * self.sizes.stretches[-1].length // self.sizes.at(step).length
+        return size * self.sizes.segments[-1].length // self.sizes.at(step).length
 
     def changes_size(self, step: int) -> bool:
         """Whether number or length of the rows of a step differ from those of the step before."""

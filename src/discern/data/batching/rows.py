@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import ceil
 from typing import Protocol, runtime_checkable
 
+from discern.config.schedule import ScheduleSegment
 from discern.data.batching.cyclic_text import ForwardText
 from discern.data.batching.segments import PackedRows, SegmentRows
 from discern.data.batching.stream import ExampleStream, Integers, Packing
@@ -87,21 +87,6 @@ def _text(split: TokenSplit, special: SpecialTokens) -> ForwardText:
     return ForwardText(split, special.sep if special.eod is None else special.eod)
 
 
-@dataclass(frozen=True)
-class RowStretch:
-    """Steps that read rows of the same length, the same number at each.
-
-    Attributes:
-        first: number of rows of the run before it.
-        rows: rows per step.
-        length: positions per row.
-    """
-
-    first: int
-    rows: int
-    length: int
-
-
 class SuccessiveRows:
     """Streams that are read one after the other. Each begins at the part of the epoch at which the one before it ended.
 
@@ -111,23 +96,23 @@ class SuccessiveRows:
     in another order.
 
     Args:
-        stretches: the first rows of each stream. No step may read from two of them.
-        build: returns the stream of a stretch.
+        segments: the steps of each stream.
+        build: returns the stream of a segment.
         whole_steps: begin each stream with a row number that is a multiple of the rows per step, for rows read in slots.
     """
 
     def __init__(
-        self, stretches: Sequence[RowStretch], build: Callable[[RowStretch], RowStream], *, whole_steps: bool = False
+        self, segments: Sequence[ScheduleSegment], build: Callable[[ScheduleSegment], RowStream], *, whole_steps: bool = False
     ) -> None:
-        self._firsts = [stretch.first for stretch in stretches]
-        self.streams = [build(stretch) for stretch in stretches]
+        self._firsts = [segment.examples for segment in segments]
+        self.streams = [build(segment) for segment in segments]
         self._starts: list[int] = []
         self._read = [Fraction(0)]  # epochs read before each stream, and so far
-        for number, (stretch, stream) in enumerate(zip(stretches, self.streams, strict=True)):
+        for number, (segment, stream) in enumerate(zip(segments, self.streams, strict=True)):
             start = ceil(self._read[-1] * stream.num_rows)
-            self._starts.append(-(-start // stretch.rows) * stretch.rows if whole_steps else start)
-            if number + 1 < len(stretches):
-                self._read.append(self._read[-1] + Fraction(self._firsts[number + 1] - stretch.first, stream.num_rows))
+            self._starts.append(-(-start // segment.rows) * segment.rows if whole_steps else start)
+            if number + 1 < len(segments):
+                self._read.append(self._read[-1] + Fraction(self._firsts[number + 1] - segment.examples, stream.num_rows))
 
     @property
     def num_rows(self) -> int:
@@ -154,7 +139,13 @@ class SuccessiveRows:
 
 
 def scheduled_rows(
-    split: TokenSplit, special: SpecialTokens, config: DataConfig, seed: int, stretches: Sequence[RowStretch], *, in_slots: bool
+    split: TokenSplit,
+    special: SpecialTokens,
+    config: DataConfig,
+    seed: int,
+    segments: Sequence[ScheduleSegment],
+    *,
+    in_slots: bool,
 ) -> RowStream:
     """The rows to train on, whose number per step or whose length changes.
 
@@ -168,13 +159,13 @@ def scheduled_rows(
         DataError: the split has no tokens.
     """
 
-    def build(stretch: RowStretch) -> RowStream:
-        slots = stretch.rows if in_slots else None
-        return training_rows(split, special, config.at_length(stretch.length), seed, slots=slots)
+    def build(segment: ScheduleSegment) -> RowStream:
+        slots = segment.rows if in_slots else None
+        return training_rows(split, special, config.at_length(segment.length), seed, slots=slots)
 
     changes = [
-        stretch
-        for number, stretch in enumerate(stretches)
-        if in_slots or number == 0 or stretch.length != stretches[number - 1].length
+        segment
+        for number, segment in enumerate(segments)
+        if in_slots or number == 0 or segment.length != segments[number - 1].length
     ]
     return build(changes[0]) if len(changes) == 1 else SuccessiveRows(changes, build, whole_steps=in_slots)
