@@ -77,7 +77,7 @@ class Update:
         """Multiply the weights by 1 - rate * decay."""
         torch._foreach_mul_(self.parameters, self.or_one(1 - self.rate * self.decay))
 
-    def move(self, averages: list[Tensor], share: float) -> None:
+    def lerp(self, averages: list[Tensor], share: float) -> None:
         """Move averages by a share of their distance to the gradients."""
         if self.allowed is None:
             torch._foreach_lerp_(averages, self.gradients, share)
@@ -137,7 +137,7 @@ class AdamRule(UpdateRule):
     def roots(self, update: Update, second: float) -> tuple[Tensor, ...]:
         """Update both moments in place, if that is allowed. Return the root of the second one, corrected by `second`."""
         means, squares = update.moments
-        update.move(means, 1 - self.beta1)
+        update.lerp(means, 1 - self.beta1)
         torch._foreach_mul_(squares, update.or_one(self.beta2))
         torch._foreach_addcmul_(squares, update.gradients, update.gradients, 1 - self.beta2)
         divisors = torch._foreach_sqrt(squares)
@@ -252,7 +252,7 @@ class Muon(UpdateRule):
 
     def update(self, update: Update) -> None:
         (momenta,) = update.moments
-        update.move(momenta, 1 - MOMENTUM)
+        update.lerp(momenta, 1 - MOMENTUM)
         parts = torch._foreach_lerp(update.gradients, momenta, MOMENTUM)  # Nesterov's
         directions = [update.division.whole(number, part) for number, part in enumerate(parts)]
         update.decay_weights()
