@@ -190,7 +190,7 @@ def test_flops_of_schedules_are_those_of_their_steps() -> None:
     )
     assert flops.total.executed == pytest.approx(by_hand)
     assert flops.after(4).executed == pytest.approx(by_hand - 4 * step_flops(objective, second, 24, 8).executed)
-    assert run_flops(objective, 8, StepSizes.constant(8, 24)).stretches[0][0] == 3
+    assert run_flops(objective, 8, StepSizes.constant(8, 24)).segments[0][0] == 3
 
 
 def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
@@ -203,7 +203,7 @@ def test_flops_follow_a_mask_rate_that_changes_while_the_batch_grows() -> None:
     steps = [step_flops(objective, replace(phase, begins=step, steps=1), 12, sizes.at(step).rows) for step in range(8)]
     whole = run_flops(objective, 8, sizes)
     assert whole.total.executed == pytest.approx(sum(each.executed for each in steps))
-    assert whole.stretches[1][1].executed < 4 * whole.stretches[0][1].executed, "fewer tokens are predicted later"
+    assert whole.segments[1][1].executed < 4 * whole.segments[0][1].executed, "fewer tokens are predicted later"
 
 
 def resolved(base: str, *overrides: str) -> Resolved[PretrainConfig]:

@@ -96,7 +96,7 @@ class TrainConfig(Section):
         description="Sequences per rank and forward pass, at most (default: all sequences of the rank at once). With "
         "data.length_schedule, this is the number of rows of the last length; a forward pass has more of the shorter rows.",
     )
-    # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/clock.py.
+    # Under train.max_hours all three also become due by the clock, unless the user has set them: see training/metrics.py.
     checkpoint_every_steps: int = Field(1000, ge=1, description="Steps between checkpoints.")
     keep_checkpoints: int = Field(2, ge=2, description="Number of newest checkpoints to keep.")
     weight_average: float = Field(

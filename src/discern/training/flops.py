@@ -64,28 +64,28 @@ class RunFlops:
     """FLOPs of a run, whose steps may differ between phases and under schedules of batch and length.
 
     Attributes:
-        stretches: number of steps of each phase, or part of one with steps of one size, and the FLOPs of one of its steps.
+        segments: number of steps of each phase, or part of one with steps of one size, and the FLOPs of one of its steps.
     """
 
-    stretches: Sequence[tuple[int, Flops]]
+    segments: Sequence[tuple[int, Flops]]
 
     @property
     def total(self) -> Flops:
         """FLOPs of all steps."""
-        return self.after(sum(steps for steps, _ in self.stretches))
+        return self.after(sum(steps for steps, _ in self.segments))
 
     def after(self, steps: int) -> Flops:
         """FLOPs of the first `steps` steps. Steps beyond the last phase count like its steps."""
         found, left = Flops(), steps
-        for number, (length, each) in enumerate(self.stretches, 1):
-            taken = left if number == len(self.stretches) else min(left, length)
+        for number, (length, each) in enumerate(self.segments, 1):
+            taken = left if number == len(self.segments) else min(left, length)
             found, left = found + each.times(taken), left - taken
         return found
 
     def steps_within(self, executed: float) -> int:
         """Maximum number of steps with at most `executed` FLOPs; may exceed the steps of the run."""
-        first = int(executed // max(each.executed for _, each in self.stretches))
-        last = int(executed // min(each.executed for _, each in self.stretches)) + 1
+        first = int(executed // max(each.executed for _, each in self.segments))
+        last = int(executed // min(each.executed for _, each in self.segments)) + 1
         return first + bisect_right(range(first, last + 1), executed, key=lambda steps: self.after(steps).executed) - 1
 
 
@@ -99,7 +99,7 @@ def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlop
     first = 0
     for phase in objective.phases(max_steps):
         last = first + phase.steps
-        # The part of each stretch that lies within the phase.
+        # The part of each segment that lies within the phase.
         begins = [first, *(segment.first for segment in sizes.segments if first < segment.first < last)]
         for begin, end in zip(begins, [*begins[1:], last], strict=True):
             # The share of positions that a head runs on may change within the phase.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
 
@@ -22,9 +22,6 @@ from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
 from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
 from discern.training.schedule import overlap, step_sizes
-
-if TYPE_CHECKING:
-    pass
 
 _SEGMENTS_OF_TWO_PARTS = 3  # text and A, B, [CLS]
 

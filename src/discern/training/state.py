@@ -132,7 +132,7 @@ class State:
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
         averaged: number of updates that it contains.
-        masters: float32 copies of weights that are stored in bfloat16 at present (see training/weight_precision.py).
+        masters: float32 copies of weights that are stored in bfloat16 at present (see training/precision.py).
         best: best value of the metric of early stopping.
         best_loss: held-out loss at that evaluation.
         evaluations_since_best: number of evaluations since then.
