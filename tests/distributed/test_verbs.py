@@ -162,7 +162,8 @@ def test_divided_weights_are_finetuned_as_whole_ones(trained: tuple[Path, Path])
         one, two = (load_file(out / folder / "seed-0" / "model.safetensors") for out in trained)
         assert one.keys() == two.keys()
         for name, tensor in one.items():
-            torch.testing.assert_close(tensor, two[name], rtol=0, atol=1e-5)
+            # Adam divides by the root of squares that are near 0 for some weights, which magnifies the order of a sum.
+            torch.testing.assert_close(tensor, two[name], rtol=0, atol=1e-4)
     first, second = map(found, trained)
     assert (first["finetune"], first["sweep"]) == (second["finetune"], second["sweep"])
 
