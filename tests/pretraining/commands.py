@@ -1,30 +1,22 @@
-"""The command `discern pretrain` as a user runs it, and what a run leaves behind."""
+"""Pre-training of preset tiny, in this process or in one of its own, and what a run leaves behind."""
 
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+from discern.pretraining.run import pretrain
 from discern.progress import Silent
 
-WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
-DISCERN = [sys.executable, "-m", "discern"]
-FAST = ["--set", "train.checkpoint_every_steps=3", "--set", "train.log_every_steps=5"]
+FAST = ("train.checkpoint_every_steps=3", "train.log_every_steps=5")
+CONSTANT = ("optimizer.schedule=constant", "optimizer.warmup_steps=1")
+"""A rate that does not depend on the length of the run."""
 LIMIT = 180  # seconds a command may take before the test gives up
 
 
-def run(*arguments: object, limit: float = LIMIT, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*DISCERN, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=limit,
-        **options,  # type: ignore[call-overload]
-    )
-
-
 class Notes(Silent):
-    """A listener that keeps the notes."""
+    """A listener that keeps the notes, and the warnings among them."""
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -32,21 +24,23 @@ class Notes(Silent):
     def note(self, message: str) -> None:
         self.lines.append(message)
 
+    def warn(self, message: str) -> None:
+        self.lines.append(f"warning: {message}")
 
-def command(data: Path, out: Path, steps: int, *more: str) -> list[str]:
-    return [
-        "pretrain",
-        "--preset",
-        "tiny",
-        "--data",
-        str(data),
-        "--out",
-        str(out),
-        "--set",
-        f"train.max_steps={steps}",
-        *FAST,
-        *more,
-    ]
+
+def train(data: Path, out: Path, steps: int, *overrides: str, **options: Any) -> str:
+    """Train in this process, and give the notes."""
+    notes = Notes()
+    settings = {"preset": "tiny", "overrides": (f"train.max_steps={steps}", *FAST, *overrides)}
+    pretrain(data=data, out=out, progress=notes, **(settings | options))
+    return "\n".join(notes.lines)
+
+
+def start(data: Path | str, out: Path, steps: int, *overrides: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+    """Train in a process of its own, as a user does."""
+    line = [sys.executable, "-m", "discern", "pretrain", "--preset", "tiny", "--data", str(data), "--out", str(out), *options]
+    line += [word for setting in (f"train.max_steps={steps}", *FAST, *overrides) for word in ("--set", setting)]
+    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def weights(out: Path, step: int) -> bytes:
