@@ -11,7 +11,7 @@ import pytest
 
 from discern.errors import ConfigError
 from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.trackers import check_tracker
+from discern.training.trackers import check_trackers
 
 
 @pytest.fixture
@@ -65,9 +65,9 @@ def test_a_tracker_that_fails_costs_no_record(tmp_path: Path, calls: list[tuple[
 def test_a_tracker_that_is_not_installed_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match="the package wandb is not installed") as caught:
-        check_tracker("wandb")
+        check_trackers("wandb", tensorboard=False)
     assert caught.value.hint == "pip install wandb"
-    check_tracker("none")
+    check_trackers("none", tensorboard=False)
 
 
 @pytest.mark.parametrize(("tracker", "key"), [("wandb", "id"), ("trackio", "name")])

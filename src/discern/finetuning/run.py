@@ -42,7 +42,7 @@ from discern.training.distributed import Ranks, check_ranks, join_ranks
 from discern.training.interrupt import stop_on_signals
 from discern.training.precision import check_weight_precision
 from discern.training.replica import num_shards
-from discern.training.trackers import check_tracker
+from discern.training.trackers import check_trackers
 from discern.wording import counted
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
@@ -91,7 +91,7 @@ def finetune(
     check_folders(model, out, tasks, submission)
     loaded = choose_encoder(model, tokenizer, untrained=untrained, warn=progress.note)
     resolved = resolve_finetuning(loaded, tasks=tasks, config=config, overrides=overrides, recipe=recipe)
-    check_tracker(resolved.config.train.tracker)
+    check_trackers(resolved.config.train.tracker, tensorboard=resolved.config.train.tensorboard)
     plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
     with join_ranks(device) as ranks:
         check_plan(plan, seeds, ranks)

@@ -33,7 +33,7 @@ from discern.training.distributed import Ranks
 from discern.training.evaluation import outputs_of
 from discern.training.interrupt import StopRequest, leave_if_stopped
 from discern.training.loop import train
-from discern.training.metrics_log import MetricsLog, records_of_step
+from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.replica import use_average
 from discern.training.state import EarlyStopping, State, TrainContext
 
@@ -152,7 +152,7 @@ def train_network(
     metrics_log = None
     if ranks.writes:
         metrics_log = MetricsLog(
-            folder, state.step, tensorboard=config.tensorboard, tracker=config.tracker, warn=warning_to(progress)
+            folder, state.logged_step, tensorboard=config.tensorboard, tracker=config.tracker, warn=warning_to(progress)
         )
     progress.start(name, config.max_steps, "steps")
     progress.advance(state.step)
@@ -177,7 +177,7 @@ def train_network(
             ),
             state,
         )
-        told = any("padding_fraction" in line for line in records_of_step(folder, state.step))
+        told = any(line["step"] == state.step and "padding_fraction" in line for line in read_metrics(folder))
         if metrics_log is not None and not state.interrupted and not told:
             metrics_log.write({"step": state.step, "padding_fraction": _padding(source, state)})
     except NumericsError as problem:

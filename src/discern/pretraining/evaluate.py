@@ -87,7 +87,7 @@ def evaluate(
             batch_size=batch_size,
             precision=precision,
             progress=progress,
-            observer=breakdown,
+            observer=breakdown.update,
         )
     finally:
         progress.finish()

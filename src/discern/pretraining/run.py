@@ -78,7 +78,7 @@ from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, check_consistency, check_ranks, join_ranks
 from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
-from discern.training.loop import train, written_record
+from discern.training.loop import train
 from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.precision import Precision, check_weight_precision, shared_precision
@@ -87,7 +87,7 @@ from discern.training.rank_environment import lock_patience
 from discern.training.replica import average_warning, num_shards
 from discern.training.schedule import step_sizes, unused_by_schedule
 from discern.training.state import BatchSource, State, TrainContext
-from discern.training.trackers import check_tensorboard, check_tracker
+from discern.training.trackers import check_trackers
 
 
 def pretrain(
@@ -332,8 +332,7 @@ def check(plan: Plan, ranks: Ranks) -> None:
         "replayed data set": began.get("replay", {}).get("data_fingerprint", "none"),
     }
     checks: tuple[Callable[[], object], ...] = (
-        lambda: check_tracker(train.tracker) if train.tracker != "none" else None,
-        lambda: check_tensorboard() if train.tensorboard else None,
+        lambda: check_trackers(train.tracker, tensorboard=train.tensorboard),
         lambda: check_weight_precision(train, ranks),
         lambda: check_shares(config, ranks),
         lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
@@ -616,10 +615,12 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
 
     # A run that has done all its steps, or used all its time, may still lack its last evaluation
     complete = state.step >= train_config.max_steps or (seconds is not None and state.seconds >= seconds)
-    if complete and (state.pending is None or written_record(out, state, ranks) is not None):
+    records = read_metrics(out) if complete and ranks.writes else []
+    logged = any(record["step"] == state.step and "tokens" in record for record in records)
+    if complete and (state.pending is None or ranks.gather(logged)[0]):
         limit = "train.max_steps" if state.step >= train_config.max_steps else "train.max_hours"
         progress.note(f"{out} is complete at step {state.step}: nothing to do; to train longer, raise {limit}")
-        return (read_metrics(out) or [{"step": state.step}])[-1] if ranks.writes else {}
+        return records[-1] if records else {"step": state.step}
     state.finished = complete
 
     # Show the progress in steps, or under a time budget as the fraction of it that is used
@@ -645,7 +646,7 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
     metrics_log = None
     if ranks.writes:
         tensorboard, tracker = train_config.tensorboard, train_config.tracker
-        metrics_log = MetricsLog(out, state.step, tensorboard=tensorboard, tracker=tracker, warn=warning_to(display))
+        metrics_log = MetricsLog(out, state.logged_step, tensorboard=tensorboard, tracker=tracker, warn=warning_to(display))
     quiet_steps = diagnosable_from(config.optimizer.warmup_steps, train_config.max_steps)
     expected, sizes = expectations(objective, train_config.max_steps, flatten(config)), step_sizes(train_config, config.data)
     context = TrainContext(

@@ -101,7 +101,7 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
         sums = _write_tensors(make_partial(folder, contents.step), contents)
         return publish(folder, contents.state, sums, keep)
     except (OSError, SafetensorError) as problem:
-        discard_partial(folder, contents.step)
+        shutil.rmtree(partial_folder(folder, contents.step), ignore_errors=True)
         raise not_written(folder, contents.step, str(problem)) from problem
 
 
@@ -117,11 +117,6 @@ def make_partial(folder: Path, step: int) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     return partial
-
-
-def discard_partial(folder: Path, step: int) -> None:
-    """Remove that folder."""
-    shutil.rmtree(partial_folder(folder, step), ignore_errors=True)
 
 
 def publish(folder: Path, state: Mapping[str, Any], sums: Mapping[str, str], keep: int) -> Path:
@@ -172,14 +167,9 @@ def step_of(path: Path) -> int:
     return int(path.name.removeprefix("step-"))
 
 
-def newest_step(folder: Path, *, up_to: int | None = None) -> int:
-    """The step of the newest checkpoint in a folder, without checking it; 0 if there is none.
-
-    Args:
-        up_to: ignore checkpoints of later steps. Those were damaged, and were skipped when the run was resumed.
-    """
-    steps = map(step_of, found(folder))
-    return max((step for step in steps if up_to is None or step <= up_to), default=0)
+def newest_step(folder: Path) -> int:
+    """The step of the newest checkpoint in a folder, without checking it; 0 if there is none."""
+    return max(map(step_of, found(folder)), default=0)
 
 
 def _prune(folder: Path, step: int, keep: int) -> None:
@@ -213,18 +203,18 @@ def load_newest(folder: Path, warn: Callable[[str], None], *, carry: bool = True
         CheckpointError: there are checkpoints, but none is intact; or one cannot be read, which says nothing about its content.
         NumericsError: the newest intact one has weights that are not finite. The user decides whether to go back further.
     """
-    candidates, newest = found(folder), ""
-    for path in candidates:
+    problems: list[str] = []
+    for path in found(folder):
         try:
             return load(path, carry=carry)
         except CheckpointError as problem:
             if _is_unreadable(problem):
                 raise CheckpointError(problem.message, hint=_UNREADABLE) from problem
-            newest = newest or problem.message
+            problems.append(problem.message)
             warn(f"{problem.message}; trying the checkpoint before it")
-    if candidates:
+    if problems:
         raise CheckpointError(
-            f"none of the {len(candidates)} checkpoints in {folder} is intact; the newest: {newest}",
+            f"none of the {len(problems)} checkpoints in {folder} is intact; the newest: {problems[0]}",
             hint="start over with --resume never, or restore the folder from a copy",
         )
     return None
@@ -271,8 +261,8 @@ def _divided(path: Path) -> dict[str, dict[str, Tensor]]:
 
     groups: dict[str, dict[str, Tensor]] = {MODEL_FILE: {}}
     for name, tensor in read_sharded(path).items():
-        file, _, own = name.partition("/")
-        groups.setdefault(f"{file}.safetensors", {})[own] = tensor
+        file, _, own_name = name.partition("/")
+        groups.setdefault(f"{file}.safetensors", {})[own_name] = tensor
     return groups
 
 
@@ -284,38 +274,24 @@ def check_files(path: Path) -> bool:
     """
     try:
         sums = read_checksums(path)
-        divided = [found for found in map(_PART.fullmatch, sums) if found is not None]
-        complete = {MODEL_FILE, OPTIMIZER_FILE} <= sums.keys() or divided
-        if not complete or STATE_FILE not in sums:
+        divided = any(map(_PART.fullmatch, sums))
+        if STATE_FILE not in sums or not (divided or {MODEL_FILE, OPTIMIZER_FILE} <= sums.keys()):
             raise CheckpointError(f"{path / CHECKSUM_FILE} is missing, or does not name every file", hint=_EARLIER)
         for name, expected in sums.items():
             with (path / name).open("rb"):  # without verification, too
                 if verification_is_on() and checksum(path / name) != expected:
                     raise CheckpointError(f"{path}: {name} is damaged (its checksum differs)", hint=_EARLIER)
-        return bool(divided)
+        return divided
     except DataError as problem:
         raise CheckpointError(problem.message, hint=_EARLIER) from problem
-    except FileNotFoundError as problem:
-        raise CheckpointError(f"{path}: {Path(problem.filename).name} is missing", hint=_EARLIER) from problem
     except OSError as problem:
-        raise CheckpointError(
-            f"{problem.filename or path} cannot be read: {problem.strerror or problem}", hint=_EARLIER
-        ) from problem
+        reason = "is missing" if isinstance(problem, FileNotFoundError) else f"cannot be read: {problem.strerror or problem}"
+        raise CheckpointError(f"{problem.filename or path} {reason}", hint=_EARLIER) from problem
 
 
 class _State(Record):
-    """Required and known entries of state.json."""
-
     format: int
     step: Annotated[int, Field(ge=0)]
-    tokens: Annotated[int, Field(ge=0)] = 0
-    seconds: Annotated[float, Field(ge=0)] = 0.0
-    phase_seconds: Annotated[float, Field(ge=0)] = 0.0
-    updates: Annotated[int, Field(ge=0)] = 0
-    averaged: Annotated[int, Field(ge=0)] = 0
-    evaluations_since_best: Annotated[int, Field(ge=0)] = 0
-    interval: dict[str, Any] = Field(default_factory=dict)
-    pending: dict[str, Any] | None = None
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:

@@ -24,12 +24,11 @@ Mode = Literal["off", "networks", "blocks", "graphs"]
 """'networks': each encoder is compiled as a whole; 'blocks': each of its blocks by itself, which all blocks of the same kind
 share; 'graphs': the same, replayed as CUDA graphs, which takes the launches of single kernels off the host."""
 
-_MODES: tuple[Mode, ...] = ("off", "networks", "blocks", "graphs")
 _CLEARLY_FASTER = 0.95  # of the eager time: compiling costs a minute or so, and again after every resume
 _LEAST_STEPS = 1000  # a shorter run is over before it has paid off
 _LAYERS = 4
 _VOCABULARY = 64
-_ROUNDS = 10
+_WARM_UP, _ROUNDS = 3, 10
 # Blocks of all networks share one cache, with an entry for each kind of block, mode and pattern of shapes. Beyond the limit,
 # further patterns run eagerly.
 _MOST_VERSIONS = 64
@@ -57,13 +56,8 @@ class Compilation:
         """One line for the user."""
         times = ", ".join(f"{name} {took:.2f} ms" for name, took in self.milliseconds.items())
         measured = f" (measured on {_LAYERS} layers: {times})" if times else ""
-        said = {
-            "off": f"the networks are not compiled: {self.reason or 'that was the fastest'}",
-            "networks": "the networks are compiled",
-            "blocks": "the blocks of the networks are compiled",
-            "graphs": "the blocks of the networks are compiled, and replayed as CUDA graphs",
-        }
-        return said[self.mode] + measured
+        how = f"compiled ({self.mode})" if self.mode != "off" else f"not compiled: {self.reason or 'that was the fastest'}"
+        return f"the networks are {how}{measured}"
 
 
 @dataclass(frozen=True)
@@ -101,8 +95,8 @@ def shared_compilation(
     """
     if setting is False:
         return Compilation()
-    found = choose(setting, ranks.device, workload, known or {}) if ranks.writes else None
-    first: Compilation = ranks.gather(found, waits=True)[0]
+    chosen = choose(setting, ranks.device, workload, known or {}) if ranks.writes else None
+    first: Compilation = ranks.gather(chosen, waits=True)[0]
     return first
 
 
@@ -118,57 +112,43 @@ def choose(
     Args:
         timer: returns the milliseconds of a pass in a mode; raises what the compiler raises.
     """
-    before = known.get("compile") if known.get("device") == device.type else None
-    kept: Mode | None = before if before in _MODES else None
-    if kept == "graphs" and workload.divided:
-        kept = "blocks"
-    if kept is None and setting == "auto":
+    mode: Mode | None = known.get("compile") if known.get("device") == device.type else None
+    if mode == "graphs" and workload.divided:
+        mode = "blocks"
+    if mode is None and setting == "auto":
         if device.type != "cuda":
             return Compilation(reason="train.compile = 'auto' compiles on a GPU only, as a CPU has kernels of its own")
         if workload.steps is not None and workload.steps < _LEAST_STEPS:
             return Compilation(reason=f"a run of {workload.steps:,} steps ends before compiling has paid off")
         return fastest(workload, device, timer or measure)
-    mode: Mode = kept or ("blocks" if device.type == "cuda" else "networks")
+    mode = mode or ("blocks" if device.type == "cuda" else "networks")
     problem = None if mode == "off" else compiler_problem(device)
     return Compilation(mode) if problem is None else Compilation(reason=problem)
 
 
 def fastest(workload: Workload, device: torch.device, timer: Timer) -> Compilation:
     """The fastest mode; modes in which the compiler fails are left out."""
-    try:
-        times, problem = {"off": timer(workload, device, "off")}, ""
-    except RuntimeError as failure:
-        if not lacks_memory(failure):
-            raise
-        return Compilation(reason="there is not enough memory to measure whether it pays off")  # the first step explains it
-    modes: tuple[Mode, ...] = ("blocks",) if workload.divided else ("blocks", "graphs")
+    modes: tuple[Mode, ...] = ("off", "blocks") if workload.divided else ("off", "blocks", "graphs")
+    times: dict[Mode, float] = {}
+    problem = ""
     for mode in modes:
         try:
             times[mode] = timer(workload, device, mode)
         except Exception as failure:  # whatever a compiler raises: the run works without it
+            if lacks_memory(failure) and not times:
+                return Compilation(reason="there is not enough memory to measure whether it pays off")
+            if not times:
+                raise
             problem = problem or f"torch.compile failed: {_first_line(failure)}"
-    rounded = {mode: round(took, 3) for mode, took in times.items()}
+    rounded = {str(mode): round(took, 3) for mode, took in times.items()}
     best = min(times, key=lambda mode: times[mode])
-    if best == "off" or times[best] >= _CLEARLY_FASTER * times["off"]:
+    if times[best] >= _CLEARLY_FASTER * times["off"]:
         return Compilation("off", rounded, problem)
-    return Compilation(best, rounded)  # type: ignore[arg-type]
+    return Compilation(best, rounded)
 
 
 def measure(workload: Workload, device: torch.device, mode: Mode) -> float:
     """Milliseconds of a forward and backward pass through a few layers of the encoder, on made-up rows."""
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        run = _pass(workload, device, mode)
-        for _ in range(3):
-            run()
-        best = float("inf")
-        for _ in range(_ROUNDS):
-            begin = time.perf_counter()
-            run()
-            best = min(best, time.perf_counter() - begin)
-    return 1000 * best
-
-
-def _pass(workload: Workload, device: torch.device, mode: Mode) -> Callable[[], None]:
     config = workload.model.model_copy(update={"num_layers": min(_LAYERS, workload.model.num_layers)})
     encoder = build_encoder(build_embeddings(_VOCABULARY, config.embedding_size, config), config)
     initialize(encoder, torch.Generator().manual_seed(0), config)
@@ -178,15 +158,17 @@ def _pass(workload: Workload, device: torch.device, mode: Mode) -> Callable[[], 
     path = attention_path(encoder, device, workload.precision)
     batch = (with_spans(batch) if path is not None and path.name == "varlen" else batch).to(device)
     compile_encoder(encoder, mode)
-
-    def run() -> None:
-        with torch.enable_grad(), autocast(workload.precision, device):
-            hidden = encoder(batch.input_ids, *batch.context)
-        hidden.float().square().mean().backward()
-        encoder.zero_grad(set_to_none=True)
-        _wait(device)
-
-    return run
+    times = []
+    with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        for _ in range(_WARM_UP + _ROUNDS):
+            begin = time.perf_counter()
+            with autocast(workload.precision, device):
+                hidden = encoder(batch.input_ids, *batch.context)
+            hidden.float().square().mean().backward()
+            encoder.zero_grad(set_to_none=True)
+            _wait(device)
+            times.append(time.perf_counter() - begin)
+    return 1000 * min(times[_WARM_UP:])
 
 
 def compile_networks(encoders: Iterable[Encoder], mode: Mode) -> None:
@@ -210,9 +192,8 @@ def compile_encoder(encoder: Encoder, mode: Mode, backend: str = "inductor") -> 
     if mode == "networks":
         encoder.compile(backend=backend)
         return
-    options: dict[str, Any] = {"mode": "reduce-overhead"} if mode == "graphs" else {}
     for block in encoder.repeated_blocks() or [encoder]:
-        block.compile(backend=backend, **options)
+        block.compile(backend=backend, mode="reduce-overhead" if mode == "graphs" else None)
 
 
 def eager_evaluation(mode: Mode) -> AbstractContextManager[object]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib
 import json
 import os
@@ -33,13 +32,9 @@ from discern.training.rank_environment import heartbeat_timeout, rank_environmen
 LONGEST_WORK = timedelta(hours=24)
 _SHOWN = 3
 _INTERVAL = 0.1  # seconds between two looks at the store
-_GROUP = "discern/group"
 _CHECK = "look for its message, and check that every machine was started with the same address, port and number of machines"
 # Network file systems cache the names in a folder for some seconds.
 _PATIENCE = 15.0
-# Agents of torchrun that meet by c10d write their heartbeats by their own clocks, and compare those of others with their own.
-# One that is this old (five seconds, three times) counts as dead: torch/distributed/elastic/rendezvous/dynamic_rendezvous.py.
-_MAX_CLOCK_DIFFERENCE = 15.0
 
 
 @dataclass(frozen=True)
@@ -263,9 +258,9 @@ def open_store(rank: int, seconds: float) -> Any:
 def rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
     """Wait until all processes are there. Return the name of their group, which no earlier group has had.
 
-    torchrun may keep one store over all restarts, and torch would find addresses in it that dead processes have left. So every
-    process brings a random token, rank 0 makes a group of the newest tokens, and the group is complete when all of its processes
-    have confirmed it, which dead ones never do. Everything else is stored under the name of the group.
+    torchrun may keep one store over all restarts, with what dead processes have left in it. So rank 0 publishes a random name,
+    every process answers with the newest name and a token of its own, and the group is complete when rank 0 has listed the
+    tokens of all that answered its name.
 
     Args:
         store: store that all of them see, see `open_store`.
@@ -274,33 +269,23 @@ def rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
     Raises:
         RanksError: not all processes have come in time.
     """
-    own, name = os.urandom(8).hex(), ""
-    tokens, confirmations = ([f"discern/{kind}/{number}" for number in range(world_size)] for kind in ("token", "confirmed"))
-    store.set(tokens[rank], own)
+    own, token = os.urandom(8).hex(), os.urandom(8).hex()
+    answers = [f"discern/answer/{number}" for number in range(world_size)]
+    if rank == 0:
+        store.set("discern/name", own)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
-        if rank == 0 and store.check(tokens):
-            store.set(_GROUP, json.dumps([token.decode() for token in store.multi_get(tokens)]))
-        if store.check([_GROUP]):
-            group: list[str] = json.loads(store.get(_GROUP))
-            name = hashlib.sha256("".join(group).encode()).hexdigest()[:16]
-            ready = f"discern/ready/{name}"
-            if group[rank : rank + 1] == [own]:
-                store.set(confirmations[rank], name)
-                if rank == 0 and store.check(confirmations) and {*store.multi_get(confirmations)} == {name.encode()}:
-                    store.set(ready, "")
-                if store.check([ready]):
-                    return name
+        if store.check(["discern/name"]):
+            name = store.get("discern/name").decode()
+            store.set(answers[rank], f"{name} {token}")
+            answered = [store.get(key).decode() if store.check([key]) else "" for key in answers] if rank == 0 else []
+            if answered and all(answer.startswith(own) for answer in answered):
+                store.set(f"discern/members/{name}", " ".join(answered))
+            if store.check([f"discern/members/{name}"]) and token in store.get(f"discern/members/{name}").decode():
+                return str(name)
         time.sleep(_INTERVAL)
-
-    # Rank 0 names the ranks that have never come, or else those that have not confirmed the newest group.
-    def lacks(key: str, value: str = "") -> bool:
-        return not store.check([key]) or (bool(value) and store.get(key).decode() != value)
-
-    numbers = range(world_size) if rank == 0 else []
-    missing = [number for number in numbers if lacks(tokens[number])]
-    missing = missing or [number for number in numbers if lacks(confirmations[number], name)]
-    who = f"rank {', '.join(map(str, missing))} of {world_size}" if missing else "one of the processes that train together"
+    missing = [str(number) for number, answer in enumerate(answered) if not answer.startswith(own)] if rank == 0 else []
+    who = f"rank {', '.join(missing)} of {world_size}" if missing else "one of the processes that train together"
     raise RanksError(f"{who} did not join within {seconds:,.0f} seconds", hint=_CHECK)
 
 
@@ -322,7 +307,7 @@ def _name_lost_ranks(heartbeat: Heartbeat | None = None) -> Iterator[None]:
 
 
 def check_ranks(ranks: Ranks, folder: Path, config: BaseModel, **others: str) -> None:
-    """Check that all ranks are about to train the same `config` into the same `folder`, and that their clocks agree.
+    """Check that all ranks are about to train the same `config` into the same `folder`, and see the same files there.
 
     Args:
         folder: output folder, which need not exist. Nothing remains of the check.
@@ -337,20 +322,6 @@ def check_ranks(ranks: Ranks, folder: Path, config: BaseModel, **others: str) ->
     # Settings and data
     settings = {key: json.dumps(value, default=str, sort_keys=True) for key, value in flatten(config).items()}
     check_consistency(ranks, {name.replace("_", " "): value for name, value in others.items()} | settings)
-
-    # Clocks. Each rank reads its clock, learns of the others, and reads it again: any first reading was earlier than any second
-    # one. Of two clocks, the difference of these is therefore the least that one is ahead, however long a rank was held up.
-    first: list[float] = ranks.gather(time.time())
-    second: list[tuple[str, float]] = ranks.gather((socket.gethostname(), time.time()))
-    for rank, (host, later) in enumerate(second):
-        ahead, behind = first[rank] - second[0][1], first[0] - later
-        if max(ahead, behind) > _MAX_CLOCK_DIFFERENCE:
-            raise ConfigError(
-                f"the clock of process {rank} on {host} is at least {max(ahead, behind):,.0f} seconds "
-                f"{'ahead of' if ahead > behind else 'behind'} that of process 0 on {second[0][0]}",
-                hint="set the clocks of all machines by NTP (`timedatectl` shows whether they are): torchrun considers a machine "
-                f"dead if its clock differs by more than {_MAX_CLOCK_DIFFERENCE:.0f} seconds",
-            )
 
     # The folder: all ranks must see what rank 0 writes where the output will be.
     parent = next(path for path in (folder.absolute(), *folder.absolute().parents) if path.is_dir())

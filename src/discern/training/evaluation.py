@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -36,14 +36,6 @@ class HeldoutRows(Protocol):
         """The rows with these numbers."""
 
 
-@runtime_checkable
-class Observer(Protocol):
-    """Receives the outputs while an evaluation runs."""
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        """Add one batch of this rank."""
-
-
 @torch.no_grad()
 def evaluate(
     objective: Objective,
@@ -54,7 +46,7 @@ def evaluate(
     batch_size: int = 32,
     precision: str = "float32",
     progress: Progress | None = None,
-    observer: Observer | None = None,
+    observer: Callable[[StepOutput, CorruptedBatch], None] | None = None,
 ) -> dict[str, float]:
     """The objective's metrics over held-out rows, dropout off.
 
@@ -63,6 +55,7 @@ def evaluate(
     Args:
         stream: held-out rows in their own order.
         sequences: number of rows, evenly spread over the split; 0: all.
+        observer: called with the output and the rows of each batch of this rank.
     """
     count = min(sequences, stream.num_rows) if sequences else stream.num_rows
     chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world_size]
@@ -81,7 +74,7 @@ def evaluate(
             output = objective(corrupted, randomness.to(ranks.device))
         evaluator.update(output, corrupted)
         if observer is not None:
-            observer.update(output, corrupted)
+            observer(output, corrupted)
         if progress is not None:
             progress.advance(len(rows))
     objective.train(was_training)
@@ -92,7 +85,7 @@ def evaluate(
     return metrics
 
 
-_ROWS, _TOKENS = 3, 64
+_ROWS, _SHOWN_TOKENS = 3, 64
 
 
 class ExampleRows:
@@ -111,17 +104,14 @@ class ExampleRows:
         seen = output.observations
         if self.rows or not seen.keys() >= {"discriminator_logits", "corrupted_ids"}:
             return
-        real = batch.tokens.attention_mask
-        logits = seen["discriminator_logits"]
-        if logits.shape != real.shape:
-            return
-        for row in range(min(_ROWS, len(logits))):
-            places = real[row].nonzero().squeeze(1)[:_TOKENS]
+        for row, real in enumerate(batch.tokens.attention_mask[:_ROWS]):
+            positions = real.nonzero().squeeze(1)[:_SHOWN_TOKENS]
+            probabilities = seen["discriminator_logits"][row, positions].float().sigmoid().tolist()
             self.rows.append(
                 {
-                    "original": batch.tokens.input_ids[row, places].tolist(),
-                    "corrupted": seen["corrupted_ids"][row, places].tolist(),
-                    "probability": [round(value, 3) for value in logits[row, places].float().sigmoid().tolist()],
+                    "original": batch.tokens.input_ids[row, positions].tolist(),
+                    "corrupted": seen["corrupted_ids"][row, positions].tolist(),
+                    "probability": [round(value, 3) for value in probabilities],
                 }
             )
 

@@ -27,8 +27,7 @@ from discern.errors import DiscernError
 from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, launched_here, ranks_timeout
 
 _INTERVAL = 1.0  # seconds between two numbers
-# Once an exchange has failed, somebody is certainly lost, and fewer missing numbers are enough to tell who.
-_SUSPICIOUS = 5.0
+_MOMENT = 5.0  # seconds in which a process that is alive certainly writes another number
 # A rank whose main thread cannot notice, such as one that waits for a GPU, is ended by its watch. A checkpoint that is being
 # written gets this long to be completed.
 _GRACE = 15.0
@@ -88,6 +87,9 @@ class Heartbeat:
         self._prefix = f"discern/{group}"
         self._number = 0
         self._state = _WORKING
+        here = members[rank].machine
+        self._here = [member.rank for member in members if member.machine == here]
+        self._others = [member.rank for member in members if member.rank != rank]
         self._seen: dict[int, tuple[str, float]] = {}  # last number and seconds of silence, by rank
         self._reason: str | None = None
         self._lost: list[int] = []
@@ -120,28 +122,24 @@ class Heartbeat:
     def lost(self) -> str | None:
         """Which process is lost, and how, after an exchange with the others has failed; None if that cannot be found out.
 
-        Takes a few seconds, as all processes that wait for the lost one must have noticed. "" if another process on this machine
-        reports it: one message is enough.
+        "" if another process on this machine reports it: one message is enough.
         """
         self._state = _WAITING
-        try:
-            self._store.set(f"{self._prefix}/alarm", "1")
-            if self._known.wait(_SUSPICIOUS / 2):
-                return self._reported()
-            hung = [rank for rank, (_, state) in self._states().items() if state == _WORKING]
-            # Meanwhile the watches find ranks that are silent. Rank 0 decides on the others, unless it is the one that is lost.
-            if not self._known.wait(_SUSPICIOUS + (2 if self._rank == 0 else 4) * _INTERVAL) and hung:
-                reason = f"{self._names(hung)} did not join the others within {ranks_timeout():,.0f} seconds ({TIMEOUT_VARIABLE})"
-                self._post(hung, reason)
-            self._known.wait(2 * _INTERVAL)
-        except RuntimeError:
-            self._known.wait(4 * _INTERVAL)
+        with suppress(RuntimeError):  # the store has left before
+            before = self._states(self._others)
+            # Rank 0 decides on ranks that are alive but busy with something else, unless it is one of them.
+            if not self._known.wait(_MOMENT + (0 if self._rank == 0 else 2 * _INTERVAL)):
+                now = self._states(self._others).items()
+                busy = [rank for rank, (number, state) in now if state == _WORKING and number != before[rank][0]]
+                if busy:
+                    why = f"did not join the others within {ranks_timeout():,.0f} seconds ({TIMEOUT_VARIABLE})"
+                    self._post(busy, f"{self._names(busy)} {why}")
+        self._known.wait(self._limit + 2 * _INTERVAL)  # the watches find silent ones
         return self._reported()
 
     def _reported(self) -> str | None:
-        here = [member.rank for member in self._members if member.machine == self._members[self._rank].machine]
-        survivors = [rank for rank in here if rank not in self._lost] or [self._rank]
-        reports_itself = self._reports_itself and not set(self._lost).isdisjoint(here)
+        survivors = [rank for rank in self._here if rank not in self._lost] or [self._rank]
+        reports_itself = self._reports_itself and not set(self._lost).isdisjoint(self._here)
         return "" if self._reason and (reports_itself or self._rank != survivors[0]) else self._reason
 
     def _watch(self) -> None:
@@ -166,40 +164,32 @@ class Heartbeat:
         if self._store.check([f"{self._prefix}/lost"]):
             self._take(self._store.get(f"{self._prefix}/lost"))
             return
-        others = [member.rank for member in self._members if member.rank != self._rank]
-        states = self._states(others if self._rank == 0 else [0])
+        states = self._states(self._others if self._rank == 0 else [0])
         for rank, (number, _) in states.items():
             last, silence = self._seen.get(rank, ("", 0.0))
             self._seen[rank] = number, silence + passed if number == last else 0.0
-        limit = _SUSPICIOUS if self._store.check([f"{self._prefix}/alarm"]) else self._limit
-        silent = [rank for rank, (_, state) in states.items() if state == _WORKING and self._seen[rank][1] > limit]
-        ended = [rank for rank in others if not self._is_alive(self._members[rank])]
-        ended = [rank for rank, (_, state) in self._states(ended).items() if state == _WORKING]
+        silent = [rank for rank, (_, state) in states.items() if state == _WORKING and self._seen[rank][1] > self._limit]
+        dead = [rank for rank in self._others if not self._is_alive(rank)]
+        ended = [rank for rank, (_, state) in self._states(dead).items() if state == _WORKING]
         if ended:
             # Under --nproc the process that has started them all knows the signal, and reports it.
             self._post(ended, f"{self._names(ended)} {_KILLED}", reports_itself=launched_here())
         elif silent:
             seconds = max(self._seen[rank][1] for rank in silent)
-            setting = f" ({HEARTBEAT_VARIABLE})" if limit == self._limit else ""
             why = "it was killed or stopped, or its machine or network is down"
-            self._post(silent, f"{self._names(silent)} has shown no sign of life for {seconds:.0f} seconds{setting}: {why}")
-            for member in (self._members[rank] for rank in silent):
-                if member.machine == self._members[self._rank].machine:
-                    with suppress(ProcessLookupError, PermissionError):
-                        # A stopped process that was resumed later could write to the same run.
-                        os.kill(member.pid, FENCED)
-                        os.kill(member.pid, signal.SIGCONT)
+            signs = f"has shown no sign of life for {seconds:.0f} seconds ({HEARTBEAT_VARIABLE})"
+            self._post(silent, f"{self._names(silent)} {signs}: {why}")
+            for rank in set(silent).intersection(self._here):
+                with suppress(ProcessLookupError, PermissionError):
+                    # A stopped process that was resumed later could write to the same run.
+                    os.kill(self._members[rank].pid, FENCED)
+                    os.kill(self._members[rank].pid, signal.SIGCONT)
 
-    def _states(self, ranks: Sequence[int] | None = None) -> Mapping[int, tuple[str, str]]:
-        """Number and state of other processes by rank; of all if `ranks` is None."""
-        if ranks is None:
-            ranks = [member.rank for member in self._members if member.rank != self._rank]
+    def _states(self, ranks: Sequence[int]) -> Mapping[int, tuple[str, str]]:
+        """Number and state of other processes by rank."""
         values = self._store.multi_get([f"{self._prefix}/{rank}" for rank in ranks]) if ranks else []
-        found = {}
-        for rank, value in zip(ranks, values, strict=True):
-            number, _, state = value.decode().partition(" ")
-            found[rank] = number, state
-        return found
+        pairs = (value.decode().partition(" ") for value in values)
+        return {rank: (number, state) for rank, (number, _, state) in zip(ranks, pairs, strict=True)}
 
     def _beat(self) -> None:
         self._number += 1
@@ -221,12 +211,11 @@ class Heartbeat:
     def _take(self, posted: str | bytes) -> None:
         self._reason, self._lost, self._reports_itself = json.loads(posted)
 
-    def _is_alive(self, member: Member) -> bool:
+    def _is_alive(self, rank: int) -> bool:
         """Whether a process is alive; True if it is on another machine."""
-        if member.machine != self._members[self._rank].machine:
-            return True
         try:
-            os.kill(member.pid, 0)
+            if rank in self._here:
+                os.kill(self._members[rank].pid, 0)
         except ProcessLookupError:
             return False
         except PermissionError:
@@ -239,7 +228,7 @@ class Heartbeat:
     def _end_without_store(self) -> None:
         """End, as nothing more can be learned about the others. They may all be alive if only torchrun's agent was killed."""
         host, port = self._address
-        dead = self._lost = [member.rank for member in self._members if not self._is_alive(member)]
+        dead = self._lost = [rank for rank in self._others if not self._is_alive(rank)]
         gone = f"the store of the processes on {host}:{port} is gone"
         if dead:
             self._reason = f"{self._names(dead)} {_KILLED}, and {gone}"

@@ -10,12 +10,12 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -26,16 +26,14 @@ from discern.diagnosis.health import embedding_norm
 from discern.errors import CheckpointError, DataError, DiscernError, NumericsError, RanksError
 from discern.objectives.base import Objective, Phase
 from discern.storage.files import write_text
-from discern.training import checkpoint, evaluation
-from discern.training.checkpoint import AVERAGE_FILE, model_tensors
+from discern.training import evaluation
 from discern.training.compilation import Mode, compile_networks, eager_evaluation
-from discern.training.distributed import Ranks
 from discern.training.interrupt import agree_to_stop
 from discern.training.memory import lacks_memory, out_of_memory, peak_memory
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
-from discern.training.metrics_log import HELD_OUT, add_held_out, held_out_metrics, records_of_step
+from discern.training.metrics_log import add_held_out
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
-from discern.training.precision import autocast, emulation_warning, lowered, raise_weights
+from discern.training.precision import autocast, emulation_warning, lower_weights, raise_weights
 from discern.training.prefetch import Feed, LocalBatch
 from discern.training.replica import Replica, average_warning, averaged, build_replica
 from discern.training.schedule import learning_rate
@@ -58,17 +56,22 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     record: dict[str, Any] = {}
     objective, ranks, first = context.objective, context.ranks, 0
     objective.train()
-    _move_average(context, state)
+    state.average = {name: tensor.to(ranks.device) for name, tensor in state.average.items()}
     if ranks.writes:
-        for line in _notes(context, state):
-            context.progress.note(line)
+        if context.optimizer.name == "muon":
+            context.progress.note(counts_text(counts_by_rule(objective, context.optimizer)))
+        emulation = emulation_warning(context.precision, ranks.device)
+        for warning in filter(None, (average_warning(context.train, context.train.max_steps), emulation)):
+            context.progress.note(f"warning: {warning}")
     # Dropout seeds torch's global generators, which belong to the caller.
     devices = [ranks.device] if ranks.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
-            if state.pending is not None:
-                with lowered(objective, context.train.weight_precision) as state.masters:  # the best weights may be saved
-                    record = complete_pending(context, state)
+            if state.pending is not None:  # what a killed session may have written is written again
+                state.masters = lower_weights(objective, context.train.weight_precision)  # the best weights may be saved
+                held_out = evaluate(context, state, lambda: state.optimizer) if state.pending["evaluates"] else {}
+                record = log(context, state, held_out)
+                raise_weights(objective, state.masters)
                 state.masters = {}
             for phase in objective.phases(context.train.max_steps):
                 if state.step < first + phase.steps and not state.finished:
@@ -115,16 +118,23 @@ def train_steps(
     feed, started = Feed(context, reader, state.step), state.step
     record: dict[str, Any] = {}
 
+    @contextmanager
+    def saves_first() -> Iterator[None]:
+        """Save what has been trained before an error about the data ends the run; a checkpoint needs all ranks."""
+        try:
+            yield
+        except DataError:
+            if ranks.world_size == 1 and state.step > 0:
+                guard.check()
+                meter.read(ranks)
+                state.interval = meter.interval()
+                replica.save(state)
+            raise
+
     while state.step < last and not state.finished:
         # Load a batch. A thread reads and corrupts the next rows while this step computes.
-        try:
-            with meter.waiting():
-                local = feed.take(state.step)
-        except DataError as problem:
-            guard.check()
-            meter.read(ranks)
-            state.interval = meter.interval()
-            _save_and_stop(context, state, partial(replica.save, state), problem.message, problem.hint, problem)
+        with saves_first(), meter.waiting():
+            local = feed.take(state.step)
         # Several losses share parameters, so each must be divided by its count over all ranks and micro-batches before the
         # first backward pass. Counts follow from the corruption alone; no network has run yet.
         totals = reduce_step_counts(context, local, meter)
@@ -172,17 +182,16 @@ def train_steps(
             state.pending = {"line": _record(context, state, meter, rate, float(norm)), "evaluates": evaluates}
             meter.restart()
             state.interval = {}
-            with _timed(context, meter, "log"):
-                pass
+            if context.time_budget is not None:
+                context.time_budget.done("log", meter.seconds())
         if saves:
             state.interval = meter.interval()
             with _timed(context, meter, "checkpoint"):
                 replica.save(state)
         # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
         if logs and not (evaluates and state.interrupted):
-            with _timed(context, meter, "evaluate" if evaluates else None):
-                held_out = evaluate(context, state, replica.moments, saved=saves) if evaluates else {}
-                record = log(context, state, held_out)
+            with saves_first(), _timed(context, meter, "evaluate" if evaluates else None):
+                record = log(context, state, evaluate(context, state, replica.moments) if evaluates else {})
             if state.finished and not saves:  # the evaluation used up the patience
                 state.interval = meter.interval()
                 replica.save(state)
@@ -246,14 +255,15 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
     seconds = meter.seconds() if context.ranks.writes else 0.0
     due = context.time_budget.due(seconds) if context.time_budget is not None and context.ranks.writes else set()
     kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
-    values = [*counts.values(), tokens, seconds, context.stop.requested, *(kind in due for kind in kinds)]
-    *total_counts, total_tokens, total_seconds, stops, logs, evaluates, saves = context.ranks.sum([*map(float, values)])
+    facts = [tokens, seconds, context.stop.requested, *(kind in due for kind in kinds)]
+    totals = context.ranks.sum([float(value) for value in (*counts.values(), *facts)])
+    total_tokens, total_seconds, stops, *flags = totals[len(counts) :]
     return StepTotals(
-        counts=dict(zip(counts, map(int, total_counts), strict=True)),
+        counts={name: int(total) for name, total in zip(counts, totals, strict=False)},
         tokens=int(total_tokens),
         seconds=total_seconds,
         stopping=stops > 0,
-        due={kind for kind, flag in zip(kinds, (logs, evaluates, saves), strict=True) if flag},
+        due={kind for kind, flag in zip(kinds, flags, strict=True) if flag},
     )
 
 
@@ -261,10 +271,10 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
     """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
     # Sums in float64 on the device: the host learns them when it reads them.
-    losses: dict[str, Tensor] = {}
-    metrics: dict[str, Tensor] = {}
-    metric_counts: dict[str, int] = {}
-    statistics: dict[str, Tensor] = {}
+    losses: dict[str, Any] = defaultdict(float)
+    metrics: dict[str, Any] = defaultdict(float)
+    statistics: dict[str, Any] = defaultdict(float)
+    metric_counts: dict[str, int] = defaultdict(int)
     for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
@@ -275,12 +285,12 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
             # Gradients are averaged over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
         for name, term in output.terms.items():
-            losses[name] = losses.get(name, 0.0) + term.total.detach().double()
+            losses[name] = losses[name] + term.total.detach().double()
         for name, mean in output.metrics.items():
-            metrics[name] = metrics.get(name, 0.0) + mean.total.detach().double()
-            metric_counts[name] = metric_counts.get(name, 0) + mean.count
+            metrics[name] = metrics[name] + mean.total.detach().double()
+            metric_counts[name] += mean.count
         for name, statistic in context.objective.step_statistics(output).items():
-            statistics[name] = statistics[name] + statistic if name in statistics else statistic
+            statistics[name] = statistics[name] + statistic
     replica.finish_gradients()
     replica.update_state(step, {name: ranks.sum_tensor(statistic) for name, statistic in statistics.items()})
     # Means over all ranks: each rank has its share of them, and the hosts know the counts.
@@ -299,50 +309,34 @@ def update(optimizer: Optimizer, rate: float, allowed: Tensor | None = None) -> 
     optimizer.zero_grad(set_to_none=True)
 
 
-def evaluate(context: TrainContext, state: State, moments: Moments, *, saved: bool) -> dict[str, float]:
+def evaluate(context: TrainContext, state: State, moments: Moments) -> dict[str, float]:
     """Evaluate on held-out rows, the averaged weights if there are any; keep the best weights and stop early, if the run asks
     for it. Return the metrics.
 
-    Args:
-        saved: whether this step has a checkpoint already; otherwise one is written if the evaluation fails.
-
     Raises:
-        DataError: the evaluation failed; the same command repeats it.
+        DataError: the rows could not be read; the same command repeats the evaluation.
     """
     assert context.heldout is not None
     examples = evaluation.ExampleRows()
-    # At most as many rows at a time as are trained on at a time.
-    rows = min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS)
-    try:
-        with averaged(context.objective, state.average), eager_evaluation(context.compilation):
-            metrics = evaluation.evaluate(
-                context.objective,
-                context.heldout,
-                context.ranks,
-                sequences=context.train.evaluate_sequences,
-                batch_size=rows,
-                precision=context.precision,
-                observer=None if context.metrics_log is None else examples,
-            )
-    except Exception as problem:  # no error should cost hours of training
-        if isinstance(problem, DiscernError) and not isinstance(problem, DataError):
-            raise
-        reason = problem.message if isinstance(problem, DataError) else f"{type(problem).__name__}: {problem}"
-        hint = problem.hint if isinstance(problem, DataError) else "restore the damaged file, usually one of the held-out text"
-        if lacks_memory(problem):
-            hint = f"evaluate fewer rows at once: --set train.micro_batch_size={max(1, rows // 2)}"
-        save = None if saved else partial(save_checkpoint, context, state, moments)
-        reason = f"the evaluation on held-out examples failed: {' '.join(reason.split())}"
-        _save_and_stop(context, state, save, reason, hint, problem)
+    with averaged(context.objective, state.average), eager_evaluation(context.compilation):
+        metrics = evaluation.evaluate(
+            context.objective,
+            context.heldout,
+            context.ranks,
+            sequences=context.train.evaluate_sequences,
+            # At most as many rows at a time as are trained on at a time
+            batch_size=min(_EVALUATED_ROWS, context.train.micro_batch_size or _EVALUATED_ROWS),
+            precision=context.precision,
+            observer=None if context.metrics_log is None else examples.update,
+        )
     if context.metrics_log is not None:
         context.metrics_log.write_examples(state.step, examples.rows)
     context.progress.note(f"step {state.step}: held out {_summary(metrics)}")
     if context.health_monitor is not None:
         for warning in context.health_monitor.notes(state.step, metrics, embedding_norm(context.objective)):
             context.progress.note(warning)
-    stopping = context.early_stopping
-    if stopping is not None:
-        note_best(context, state, moments, metrics[stopping.metric], metrics.get(stopping.loss or ""))
+    if context.early_stopping is not None:
+        note_best(context, state, moments, metrics, context.early_stopping)
     return metrics
 
 
@@ -360,39 +354,11 @@ def log(context: TrainContext, state: State, held_out: Mapping[str, float]) -> d
     return record
 
 
-def complete_pending(context: TrainContext, state: State) -> dict[str, Any]:
-    """Complete the evaluation and the record that were pending when the checkpoint was saved. Return the record.
-
-    A record that the earlier session wrote completely is kept as it is.
-    """
-    assert state.pending is not None
-    stopping, evaluates, moments = context.early_stopping, state.pending["evaluates"], lambda: state.optimizer
-    record = written_record(context.folder, state, context.ranks, stopping)
-    if record is None:
-        if context.metrics_log is not None:
-            context.metrics_log.rewind(state.step - 1)
-        return log(context, state, evaluate(context, state, moments, saved=True) if evaluates else {})
-    if evaluates and stopping is not None:
-        note_best(context, state, moments, record[stopping.metric], record.get(f"{HELD_OUT}{stopping.loss}"))
-    state.pending = None
-    return record
-
-
-def written_record(folder: Path, state: State, ranks: Ranks, stopping: EarlyStopping | None = None) -> dict[str, Any] | None:
-    """The record that was pending in the checkpoint, if the earlier session wrote it completely; otherwise None."""
-    assert state.pending is not None
-    records = records_of_step(folder, state.step) if ranks.writes else []
-    record: dict[str, Any] | None = ranks.gather(next((line for line in records if "tokens" in line), None))[0]
-    if record is None or not state.pending["evaluates"]:
-        return record
-    metrics = held_out_metrics(record)
-    return record if metrics and (stopping is None or stopping.metric in metrics) else None
-
-
-def note_best(context: TrainContext, state: State, moments: Moments, value: float, loss: float | None) -> None:
+def note_best(
+    context: TrainContext, state: State, moments: Moments, metrics: Mapping[str, float], stopping: EarlyStopping
+) -> None:
     """Keep the weights if the metric is the best so far; finish the run if it has not improved for too long."""
-    stopping = context.early_stopping
-    assert stopping is not None
+    value, loss = metrics[stopping.metric], metrics.get(stopping.loss or "")
     tied = value == state.best and loss is not None and state.best_loss is not None and loss < state.best_loss
     if state.best is None or value > state.best or tied:
         state.best, state.best_loss, state.evaluations_since_best = value, loss, 0
@@ -407,36 +373,6 @@ def note_best(context: TrainContext, state: State, moments: Moments, value: floa
 
 
 # ---- parts of the loop in a few lines each ----
-
-
-def _move_average(context: TrainContext, state: State) -> None:
-    """Move the average of a resumed run to the device.
-
-    Raises:
-        CheckpointError: the checkpoint has none, or one of other weights, although the run keeps an average.
-    """
-    state.average = {name: tensor.to(context.ranks.device) for name, tensor in state.average.items()}
-    if not context.train.weight_average or (state.step == 0 and not state.average):
-        return
-    shapes = [{name: tensor.shape for name, tensor in part.items()} for part in (state.average, model_tensors(context.objective))]
-    if shapes[0] != shapes[1]:
-        raise CheckpointError(
-            f"train.weight_average is {context.train.weight_average:g}, but the checkpoint of step {state.step:,} has no "
-            f"average of these weights ({AVERAGE_FILE})",
-            hint="copy the file back, or start a new run in another folder",
-        )
-
-
-def _notes(context: TrainContext, state: State) -> Iterator[str]:
-    """What Muon updates, whether the average of the weights spans more than the run, and whether bfloat16 is emulated."""
-    if context.optimizer.name == "muon":
-        yield counts_text(counts_by_rule(context.objective, context.optimizer))
-    for warning in (
-        average_warning(context.train, context.train.max_steps),
-        emulation_warning(context.precision, context.ranks.device, resumed=state.step > 0),
-    ):
-        if warning is not None:
-            yield f"warning: {warning}"
 
 
 def _learning_rate(context: TrainContext, state: State, phase: Phase, first: int, seconds: float) -> float:
@@ -486,27 +422,6 @@ def _timed(context: TrainContext, meter: StepMeter, kind: Work | None) -> Iterat
         yield
     if context.time_budget is not None and kind is not None:
         context.time_budget.done(kind, meter.seconds(), time.perf_counter() - begin)
-
-
-def _save_and_stop(
-    context: TrainContext, state: State, save: Callable[[], None] | None, reason: str, hint: str | None, problem: Exception
-) -> NoReturn:
-    """Save what has been trained, and raise a DataError. With several ranks nothing is saved, as a checkpoint needs all of them.
-
-    Args:
-        save: writes a checkpoint; None: there is one of this step.
-    """
-    # The checkpoint of this step may still be pending: sharded ones are written in the background.
-    step = state.step if save is None else checkpoint.newest_step(context.folder / "checkpoints", up_to=state.step)
-    if save is not None and context.ranks.world_size == 1 and state.step > step:
-        try:
-            save()
-            step = state.step
-        except CheckpointError as another:
-            context.progress.note(f"warning: {another.message}")
-    then = f"continues from step {step}, which is saved" if step else "starts over, as nothing has been saved"
-    hint = f"{hint or 'restore what is missing or damaged'}; the same command then {then}"
-    raise DataError(f"step {state.step}: {reason}", hint=hint) from problem
 
 
 def _stop_at_nonfinite(

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from jaxtyping import Bool, Float
@@ -93,20 +93,6 @@ class NonFiniteGuard:
         self._before.clear()
 
 
-class Shares(NamedTuple):
-    """Parts of the time of some steps, which sum to 1.
-
-    Attributes:
-        data: the device was idle, because the rows of a step had not been read.
-        host: the device had caught up with the host, and had to wait for the work that the host launched.
-        device: the device had work to do.
-    """
-
-    data: float
-    host: float
-    device: float
-
-
 @dataclass
 class _Step:
     """One step on the device.
@@ -152,22 +138,26 @@ class DeviceClock:
         """Mark the beginning of other work, which is not part of any step."""
         self._last_end = None
 
-    def read(self) -> Shares | None:
-        """Wait for the device and return the shares of the steps since the last call; None if there was no step."""
+    def read(self) -> dict[str, float]:
+        """Wait for the device, and divide the time of the steps since the last call; empty if there was no step.
+
+        Returns:
+            data_share: the device was idle, because the rows of a step had not been read.
+            host_share: the device had caught up with the host, and had to wait for the work that the host launched.
+            device_share: the device had work to do.
+        """
         steps, self._steps = [step for step in self._steps if step.end is not None], []
         self.interrupt()
         if not steps:
-            return None
+            return {}
         steps[-1].end.synchronize()
-        data = host = device = 0.0
+        seconds = dict.fromkeys(("data_share", "host_share", "device_share"), 0.0)
         for step in steps:
             gap = 0.0 if step.idle_before is None else step.idle_before.elapsed_time(step.begin) / 1000
-            took = step.begin.elapsed_time(step.end) / 1000
-            data += min(gap, step.waited)
-            host += max(gap - step.waited, 0.0) + (took if step.ran_dry else 0.0)
-            device += 0.0 if step.ran_dry else took
-        whole = max(data + host + device, 1e-9)
-        return Shares(data / whole, host / whole, device / whole)
+            seconds["data_share"] += min(gap, step.waited)
+            seconds["host_share"] += max(gap - step.waited, 0.0)
+            seconds["host_share" if step.ran_dry else "device_share"] += step.begin.elapsed_time(step.end) / 1000
+        return {name: value / max(sum(seconds.values()), 1e-9) for name, value in seconds.items()}
 
     def _event(self) -> Any:
         event = self._new_event()
@@ -204,17 +194,15 @@ class StepMeter:
 
     def __init__(self, seconds: float, interval: Mapping[str, Any] | None = None, device: DeviceClock | None = None) -> None:
         self._offset = seconds
-        self._device = device
-        self._shows_waits = False
-        self._since = time.perf_counter()
-        self._begin = time.perf_counter()
+        self._device, self._shows_waits = device, False
+        self._begin = self._since = time.perf_counter()
         self.last: dict[str, float] = {}
         self.restart()
         if interval:
             self._sums.update(interval["sums"])
             self._steps, self._tokens = int(interval["steps"]), int(interval["tokens"])
             self._since -= float(interval["seconds"])
-            self._waited = float(interval.get("waited", 0.0))
+            self._waited = float(interval["waited"])
 
     def seconds(self) -> float:
         """Seconds of the run, including earlier sessions."""
@@ -254,9 +242,8 @@ class StepMeter:
 
     def interval(self) -> dict[str, Any]:
         """The current interval as plain JSON, from which a resumed run continues it; of what was read."""
-        seconds = time.perf_counter() - self._since
-        counted = {"sums": self._sums, "steps": self._steps, "tokens": self._tokens}
-        return {**counted, "seconds": round(seconds, 3), "waited": round(self._waited, 3)}
+        seconds, waited = round(time.perf_counter() - self._since, 3), round(self._waited, 3)
+        return {"sums": self._sums, "steps": self._steps, "tokens": self._tokens, "seconds": seconds, "waited": waited}
 
     def means(self) -> dict[str, float]:
         """Mean of each loss over the interval, of what was read."""
@@ -287,11 +274,10 @@ class StepMeter:
 
     def shares(self) -> dict[str, float]:
         """Fractions of the interval: waiting for data, waiting for the host (on a GPU only), computing. Waits for the GPU."""
-        found = None if self._device is None else self._device.read()
-        if found is not None:
-            return {f"{name}_share": round(share, 4) for name, share in found._asdict().items()}
         data = self._data_share()
-        return {"data_share": round(data, 4), "device_share": round(1 - data, 4)}
+        shares = {} if self._device is None else self._device.read()
+        shares = shares or {"data_share": data, "device_share": 1 - data}
+        return {name: round(share, 4) for name, share in shares.items()}
 
     @contextmanager
     def paused(self) -> Iterator[None]:

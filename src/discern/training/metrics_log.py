@@ -14,7 +14,7 @@ from discern.errors import CheckpointError, DataError
 from discern.parsing import is_number, json_value
 from discern.storage.checksums import forget_checksums, record_checksums, verify
 from discern.storage.files import write_text
-from discern.training.trackers import Service, TensorBoard, Tracker, TrackerName
+from discern.training.trackers import Service, TensorBoard, TrackerName
 
 METRICS_FILE = "metrics.jsonl"
 EXAMPLES_FILE = "examples.jsonl"
@@ -55,15 +55,13 @@ class MetricsLog:
         tracker: TrackerName = "none",
         warn: Callable[[str], None] = lambda message: None,
     ) -> None:
-        self._path = folder / METRICS_FILE
-        self._examples = folder / EXAMPLES_FILE
-        for path in (self._path, self._examples):
-            read_records(path)  # compares it with its checksum
-        forget_checksums(folder, [METRICS_FILE, EXAMPLES_FILE])  # until the log is closed
-        _truncate(self._path, step)
-        _truncate(self._examples, step)
+        self._path, self._examples = paths = folder / METRICS_FILE, folder / EXAMPLES_FILE
+        records = {path: read_records(path) for path in paths if path.exists()}  # compares them with their checksums
+        forget_checksums(folder, [path.name for path in paths])  # until the log is closed
+        for path, lines in records.items():
+            write_text(path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
         self._stream = self._path.open("a", encoding="utf-8")
-        self._trackers: list[Tracker] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
+        self._trackers: list[TensorBoard | Service] = [TensorBoard(folder / "tensorboard")] if tensorboard else []
         if tracker != "none":
             self._trackers.append(Service(tracker, folder, warn))
 
@@ -91,13 +89,6 @@ class MetricsLog:
         if rows:
             with suppress(OSError), self._examples.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps({"step": step, "rows": rows}, separators=(",", ":")) + "\n")
-
-    def rewind(self, step: int) -> None:
-        """Drop the records beyond a step."""
-        self._stream.close()
-        _truncate(self._path, step)
-        _truncate(self._examples, step)
-        self._stream = self._path.open("a", encoding="utf-8")
 
     def sync(self) -> None:
         """Force the written records onto the disk."""
@@ -152,11 +143,6 @@ def metrics_record(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
-def records_of_step(folder: Path, step: int) -> list[dict[str, Any]]:
-    """The records of one step of a run."""
-    return [record for record in read_metrics(folder) if record.get("step") == step]
-
-
 def add_held_out(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
     """A record with the metrics of an evaluation beside those of training.
 
@@ -177,10 +163,3 @@ def held_out_metrics(record: Mapping[str, Any]) -> dict[str, float]:
 
 def _is_loss(key: str) -> bool:
     return not key.startswith(HELD_OUT) and (key == "loss" or key.endswith("_loss"))
-
-
-def _truncate(path: Path, step: int) -> None:
-    if not path.exists():
-        return
-    kept = [record for record in read_records(path) if record["step"] <= step]
-    write_text(path, "".join(json.dumps(record) + "\n" for record in kept))

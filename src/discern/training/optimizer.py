@@ -16,10 +16,10 @@ from discern.errors import CheckpointError, ConfigError
 from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
-from discern.training.precision import generator_on, in_parts, rounded_at_random
+from discern.training.precision import rounded_at_random
 from discern.training.update_rules import UNDIVIDED, Division, Muon, Update, UpdateRule, adam_rule
 
-_MOST_AT_ONCE = 1 << 25  # weights that have a temporary float32 copy: 128 MiB of them
+_COPIES = 8
 
 
 class Optimizer(torch.optim.Optimizer):
@@ -66,11 +66,17 @@ class Optimizer(torch.optim.Optimizer):
                 and moments stay as they are, to the last bit and whatever the gradients are; `updates` counts it nevertheless.
         """
         self.updates += 1
-        rounding = self._rounding()
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        low = [each for each in parameters if each.dtype == torch.bfloat16 and each not in self.masters]
+        rounding = None
+        if low and not low[0].is_meta:
+            rounding = torch.Generator(low[0].device).manual_seed(key_of(self._seed, "rounding", self.updates))
         for group in self.param_groups:
-            with_gradient = [parameter for parameter in group["params"] if parameter.grad is not None]
-            for part in in_parts(with_gradient, self.masters, _MOST_AT_ONCE):
-                self._step(group, part, allowed, rounding)
+            moved = [parameter for parameter in group["params"] if parameter.grad is not None]
+            # Weights in bfloat16 have temporary float32 copies, of a few at a time.
+            size = _COPIES if low else len(moved)
+            for start in range(0, len(moved), max(size, 1)):
+                self._step(group, moved[start : start + size], allowed, rounding)
 
     def _step(
         self, group: dict[str, Any], moved: list[nn.Parameter], allowed: Bool[Tensor, ""] | None, rounding: torch.Generator | None
@@ -80,10 +86,9 @@ class Optimizer(torch.optim.Optimizer):
         for parameter in moved:
             self._begin_moments(parameter, rule)
         gradients = [self._local(parameter.grad).float() for parameter in moved if parameter.grad is not None]
-        if allowed is not None and not rule.holds_back(list(moved)):
-            held_back = ~allowed
+        if allowed is not None and not rule.holds_back:
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
-                gradient.masked_fill_(held_back, 0.0)
+                gradient.masked_fill_(~allowed, 0.0)
         full = [self._weight_of(parameter) for parameter in moved]
         moments = [[self.state[parameter][name] for parameter in moved] for name in rule.moments]
         rate, decay = group["lr"] * group["scale"], group["weight_decay"]
@@ -109,12 +114,6 @@ class Optimizer(torch.optim.Optimizer):
             parameter.copy_(values)
         elif parameter.dtype == torch.bfloat16:
             parameter.copy_(rounded_at_random(values, rounding))
-
-    def _rounding(self) -> torch.Generator | None:
-        """The generator of this update's rounding; None if no weight is rounded at random."""
-        parameters = (parameter for group in self.param_groups for parameter in group["params"])
-        low = next((each for each in parameters if each.dtype == torch.bfloat16 and each not in self.masters), None)
-        return None if low is None else generator_on(low.device, key_of(self._seed, "rounding", self.updates))
 
     def begin_moments(self) -> None:
         """Create the moments of all parameters now, rather than with their first update."""
@@ -146,27 +145,29 @@ class Optimizer(torch.optim.Optimizer):
         """Load the moments that `tensors` returned.
 
         Raises:
-            CheckpointError: a moment is missing or has another shape.
+            CheckpointError: they are not those of the same weights and rules.
         """
         self.updates = updates
-        known = {name: parameter for parameter, name in names.items()}
-        rules = {parameter: group["rule"] for group in self.param_groups for parameter in group["params"]}
+        self.begin_moments()
+        shapes = {
+            f"{names[parameter]}.{kind}": parameter.shape
+            for group in self.param_groups
+            for parameter in group["params"]
+            for kind in group["rule"].moments
+        }
+        stored = {key: value.shape for key, value in tensors.items()}
+        weights = {key.rpartition(".")[0] for key in tensors}  # others have not been updated yet
+        expected = {key: shape for key, shape in shapes.items() if key.rpartition(".")[0] in weights}
+        if stored != expected:
+            key = sorted(stored.items() ^ expected.items())[0][0]
+            raise CheckpointError(
+                f"the optimizer of the checkpoint does not fit this run: '{key}' is {tuple(stored.get(key, ())) or 'absent'} "
+                f"there and {tuple(expected.get(key, ())) or 'absent'} here"
+            )
+        parameters = {name: parameter for parameter, name in names.items()}
         for key, value in tensors.items():
             name, kind = key.rsplit(".", 1)
-            parameter = known.get(name)
-            if parameter is None or parameter.shape != value.shape:
-                raise CheckpointError(f"the optimizer's '{key}' {tuple(value.shape)} fits no parameter of this run")
-            rule: UpdateRule = rules[parameter]
-            if kind not in rule.moments:
-                raise CheckpointError(
-                    f"the checkpoint has '{key}', but the weight is updated by '{rule.name}', which has no such moment"
-                )
-            missing = [other for other in rule.moments if f"{name}.{other}" not in tensors]
-            if missing:
-                raise CheckpointError(f"the optimizer has '{key}' but no '{name}.{missing[0]}'")
-            state = self.state[parameter] or {}
-            state[kind] = self._loaded_moment(value, parameter)
-            self.state[parameter] = state
+            self.state[parameters[name]][kind] = self._loaded_moment(value, parameters[name])
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig, precision: str = "float32") -> list[dict[str, Any]]:
@@ -193,16 +194,17 @@ def parameter_groups(model: nn.Module, config: OptimizerConfig, precision: str =
         )
     rest = adam_rule(config)
     named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    names: dict[nn.Parameter, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        names.setdefault(parameter, []).append(name)
-    tops = _tops(name for all_names in names.values() for name in all_names)
+    every_name = list(model.named_parameters(remove_duplicate=False))
+    tops = _tops(name for name, _ in every_name)
+    depths: dict[nn.Parameter, int] = {}
+    for name, parameter in every_name:
+        # Without decay all layers are one group, so that few kernels update them.
+        depth = _below(name, tops, config.layer_decay_gap) if config.layer_decay < 1 else 0
+        depths[parameter] = max(depths.get(parameter, 0), depth)
     groups: dict[tuple[str, int, bool, int], list[nn.Parameter]] = {}
     for _, parameter in named:
-        # Without decay all layers are one group, so that few kernels update them.
-        below = max(_below(name, tops, config.layer_decay_gap) for name in names[parameter]) if config.layer_decay < 1 else 0
         parts = matrices.get(parameter, 0)
-        groups.setdefault((Muon.name if parts else rest.name, parts, parameter.ndim > 1, below), []).append(parameter)
+        groups.setdefault((Muon.name if parts else rest.name, parts, parameter.ndim > 1, depths[parameter]), []).append(parameter)
     assert sum(len(group) for group in groups.values()) == len(named)
     return [
         {
@@ -281,24 +283,19 @@ def _block(name: str) -> int | None:
     return int(found.group(1)) if found else None
 
 
-def _network(name: str) -> str:
-    """The network that a parameter belongs to: the first part of its name."""
-    return name.partition(".")[0]
-
-
 def _tops(names: Iterable[str]) -> dict[str, int]:
     """Depth of the heads of each network: its layers including the embeddings, which have depth 0."""
     tops: dict[str, int] = {}
     for name in names:
-        block = _block(name)
+        network, block = name.partition(".")[0], _block(name)
         if block is not None:
-            tops[_network(name)] = max(tops.get(_network(name), 0), block + 2)
+            tops[network] = max(tops.get(network, 0), block + 2)
     return tops
 
 
 def _below(name: str, tops: Mapping[str, int], gap: int) -> int:
     """Number of layers between a parameter and the heads of its network."""
-    top, block = tops.get(_network(name), max(tops.values(), default=1)), _block(name)
+    top, block = tops.get(name.partition(".")[0], max(tops.values(), default=1)), _block(name)
     if block is not None:
         return top + gap - (block + 1)
     # The embeddings, their projection and LayerNorm, and the initial query are below all blocks.

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -59,11 +59,17 @@ def resolve_precision(name: str, device: torch.device, model: ModelConfig, token
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
-    check_precision(name, device)
+    gpu_has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    if name == "bfloat16" and device.type == "cuda" and not gpu_has_it:  # torch would emulate it, slowly
+        raise ConfigError(
+            f"train.precision is bfloat16, which {torch.cuda.get_device_name(device)} does not support; "
+            "GPUs since Ampere (compute capability 8.0) do",
+            hint="--set train.precision=float32",
+        )
     if name != "auto":
         return Precision(name)
     if device.type == "cuda":
-        return Precision("bfloat16" if _gpu_has_bfloat16() else "float32")
+        return Precision("bfloat16" if gpu_has_it else "float32")
     if device.type != "cpu" or not cpu_has_bfloat16():
         return Precision("float32")
     rows = max(1, min(tokens, _MOST_ROWS))
@@ -91,24 +97,6 @@ def shared_precision(
     return first
 
 
-def check_precision(name: str, device: torch.device) -> None:
-    """Refuse bfloat16 on a GPU without instructions for it: torch would emulate it, slowly.
-
-    Raises:
-        ConfigError: the GPU does not have it.
-    """
-    if name == "bfloat16" and device.type == "cuda" and not _gpu_has_bfloat16():
-        raise ConfigError(
-            f"train.precision is bfloat16, which {torch.cuda.get_device_name(device)} does not support; "
-            "GPUs since Ampere (compute capability 8.0) do",
-            hint="--set train.precision=float32",
-        )
-
-
-def _gpu_has_bfloat16() -> bool:
-    return bool(torch.cuda.is_bf16_supported(including_emulation=False))
-
-
 @cache
 def measured(rows: int, inner: int, outer: int) -> Mapping[str, float]:
     """Milliseconds of the fastest pass in each precision through the two linear layers of a block, measured once per process.
@@ -121,35 +109,45 @@ def measured(rows: int, inner: int, outer: int) -> Mapping[str, float]:
         inner: width of the hidden states.
         outer: width of the feed-forward layer.
     """
+    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
+    shapes = (rows, inner), (outer, inner), (inner, outer)
+    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
+    gradient = torch.ones(rows, inner)
+
+    def seconds(precision: str) -> float:
+        """Time of a pass as a block has it: float32 weights, and float32 states between the layers."""
+        begin, (states, up, down) = time.thread_time(), operands
+        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
+            output = functional.linear(functional.linear(states, up).float(), down).float()
+        torch.autograd.grad(output, operands, gradient)
+        return time.thread_time() - begin
+
     best = dict.fromkeys(_NAMES, float("inf"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        passes = {name: _pass(rows, inner, outer, name) for name in _NAMES}
-        for call in passes.values():
-            call()  # the library chooses its kernels
+        for name in _NAMES:
+            seconds(name)  # the library chooses its kernels
         begin, rounds = time.thread_time(), 0
         while rounds < _LEAST_ROUNDS or time.thread_time() - begin < _BUDGET:
-            for name, call in passes.items():
-                since = time.thread_time()
-                call()
-                best[name] = min(best[name], time.thread_time() - since)
+            best = {name: min(least, seconds(name)) for name, least in best.items()}
             rounds += 1
     finally:
         torch.set_num_threads(threads)
-    return {name: round(1000 * seconds, 4) for name, seconds in best.items()}
+    return {name: round(1000 * least, 4) for name, least in best.items()}
 
 
-def emulation_warning(name: str, device: torch.device, *, resumed: bool) -> str | None:
+def emulation_warning(name: str, device: torch.device) -> str | None:
     """A warning about bfloat16 on a CPU without instructions for it; None elsewhere, and for float32.
 
     On two cores of an AMD EPYC with AVX2, `measured` found 12 to 30 times the time of float32; others were not measured.
     """
     if name != "bfloat16" or device.type != "cpu" or cpu_has_bfloat16():
         return None
-    slow = "this CPU has no instructions for it, so torch emulates it, which can take more than ten times as long as float32"
-    better = "Continue on a CPU that has them, or start a new run with" if resumed else "Set"
-    return f"train.precision is bfloat16, but {slow}. {better} train.precision=float32"
+    return (
+        "train.precision is bfloat16, but this CPU has no instructions for it, so torch emulates it, which can take more than "
+        "ten times as long as float32. Use another CPU, or train.precision=float32 in a new run"
+    )
 
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
@@ -163,22 +161,6 @@ def cpu_has_bfloat16() -> bool:
     """Whether the processor has instructions for it (avx512_bf16, amx_bf16; bf16 on Arm); emulated, it is never faster."""
     info = Path("/proc/cpuinfo")
     return info.exists() and "bf16" in info.read_text()
-
-
-def _pass(rows: int, inner: int, outer: int, precision: str) -> Callable[[], None]:
-    """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
-    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
-    shapes = (rows, inner), (outer, inner), (inner, outer)
-    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
-    gradient = torch.ones(rows, inner)
-
-    def call() -> None:
-        states, up, down = operands
-        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
-            output = functional.linear(functional.linear(states, up).float(), down).float()
-        torch.autograd.grad(output, operands, gradient)
-
-    return call
 
 
 _DROPPED_BITS = 16  # of float32's 32, of which bfloat16 keeps the upper half
@@ -225,19 +207,6 @@ def raise_weights(model: nn.Module, masters: Mapping[nn.Parameter, Tensor]) -> N
             parameter.data = masters[parameter] if parameter in masters else parameter.detach().float()
 
 
-@contextmanager
-def lowered(model: nn.Module, weight_precision: str) -> Iterator[dict[nn.Parameter, Tensor]]:
-    """A context in which the matrices of a model are stored as they are while it trains, but are not updated.
-
-    Yields the float32 copies, as `lower_weights` returns them.
-    """
-    masters = lower_weights(model, weight_precision)
-    try:
-        yield masters
-    finally:
-        raise_weights(model, masters)
-
-
 def matrices(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers and the tables of embeddings, each once."""
     found = {id(part.weight): part.weight for part in model.modules() if isinstance(part, nn.Linear | nn.Embedding)}
@@ -266,25 +235,3 @@ def rounded_at_random(values: Float32[Tensor, "..."], generator: torch.Generator
     bits = torch.randint(1 << _DROPPED_BITS, values.shape, dtype=torch.int32, device=values.device, generator=generator)
     bits.add_(values.contiguous().view(torch.int32)).bitwise_and_(-1 << _DROPPED_BITS)
     return bits.view(torch.float32).bfloat16()
-
-
-def generator_on(device: torch.device, key: int) -> torch.Generator | None:
-    """A generator with a seed; None on the meta device, which draws nothing."""
-    return None if device.type == "meta" else torch.Generator(device).manual_seed(key)
-
-
-def in_parts(
-    parameters: Sequence[nn.Parameter], masters: Mapping[nn.Parameter, Tensor], most: int
-) -> Iterator[list[nn.Parameter]]:
-    """The parameters in order, in parts whose temporary float32 copies have at most `most` numbers, or one tensor alone."""
-    part: list[nn.Parameter] = []
-    held = 0
-    for parameter in parameters:
-        size = parameter.numel() if parameter.dtype == torch.bfloat16 and parameter not in masters else 0
-        if part and held + size > most:
-            yield part
-            part, held = [], 0
-        part.append(parameter)
-        held += size
-    if part:
-        yield part

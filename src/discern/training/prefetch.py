@@ -40,9 +40,11 @@ class LocalBatch:
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
     """This rank's rows of a step, corrupted on the host. It runs in a thread and touches no network."""
-    even = not context.ranks.reads_freely
-    corrupted = ((context.objective.corrupt(tokens, rows), rows) for tokens, rows in read_rows(context, step))
-    return LocalBatch([(batch.locate(context.objective.reads(), even=even), rows) for batch, rows in corrupted])
+    return LocalBatch([(_corrupted(context, tokens, rows), rows) for tokens, rows in read_rows(context, step)])
+
+
+def _corrupted(context: TrainContext, tokens: TokenBatch, rows: Randomness) -> CorruptedBatch:
+    return context.objective.corrupt(tokens, rows).locate(context.objective.reads(), even=not context.ranks.reads_freely)
 
 
 def read_rows(context: TrainContext, step: int) -> Iterator[tuple[TokenBatch, Randomness]]:
@@ -68,22 +70,20 @@ def read_onto_device(context: TrainContext, step: int, device: torch.device, *, 
         spans: whether the networks attend to spans.
         pin: copy through page-locked memory, so that the copy does not hold up the host.
     """
-    here, there = [], []
+    micro_batches, copies = [], []
     for tokens, rows in read_rows(context, step):
         tokens = with_spans(tokens) if spans else tokens
         moved_rows = replace(rows, examples=_pinned(rows.examples, pin=pin)).to(device)
         if context.objective.corrupts_anywhere:
-            corrupted = context.objective.corrupt(_copied(tokens, device, pin=pin), moved_rows)
-            corrupted = corrupted.locate(context.objective.reads(), even=not context.ranks.reads_freely)
-            here.append((replace(corrupted, tokens=tokens), rows))
+            copied = _corrupted(context, _copied(tokens, device, pin=pin), moved_rows)
+            batch = replace(copied, tokens=tokens)
         else:
-            batch = context.objective.corrupt(tokens, rows)
-            batch = batch.locate(context.objective.reads(), even=not context.ranks.reads_freely)
+            batch = _corrupted(context, tokens, rows)
             pinned = replace(batch, tokens=map_tensors(batch.tokens, lambda tensor: _pinned(tensor, pin=pin)))
-            corrupted = _copied(pinned, device, pin=pin)
-            here.append((batch, rows))
-        there.append((corrupted, moved_rows))
-    return LocalBatch(here, there)
+            copied = _copied(pinned, device, pin=pin)
+        micro_batches.append((batch, rows))
+        copies.append((copied, moved_rows))
+    return LocalBatch(micro_batches, copies)
 
 
 class Feed:

@@ -19,8 +19,6 @@ from discern.training.precision import full_weights, lower_weights
 from discern.training.rank_environment import rank_environment
 from discern.training.state import State, TrainContext, save_checkpoint
 
-_BUCKET_SIZE = 1 << 23  # gradients that are exchanged together: 32 MiB
-
 Prepare = Callable[[Objective], None]
 """Compiles the networks of an objective, if the run asks for it."""
 
@@ -127,17 +125,10 @@ class Replica:
 
 def average_over_ranks(gradients: Sequence[Tensor]) -> None:
     """Replace gradients by their means over all ranks, which have them in the same order."""
-    bucket: list[Tensor] = []
-    for number, gradient in enumerate(gradients):
-        bucket.append(gradient)
-        sizes = [tensor.numel() for tensor in bucket]
-        if number + 1 == len(gradients) or sum(sizes) >= _BUCKET_SIZE:
-            flat = torch.cat([tensor.flatten() for tensor in bucket])
-            dist.all_reduce(flat)
-            flat /= dist.get_world_size()
-            means = zip(torch.split(flat, sizes), bucket, strict=True)
-            torch._foreach_copy_(bucket, [mean.view_as(tensor) for mean, tensor in means])
-            bucket = []
+    for exchange in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
+        exchange.wait()
+    if gradients:
+        torch._foreach_div_(list(gradients), dist.get_world_size())
 
 
 @torch.no_grad()

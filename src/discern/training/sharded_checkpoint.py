@@ -8,6 +8,7 @@ newest. Any number of processes can read it, one included.
 from __future__ import annotations
 
 import copy
+import shutil
 import socket
 import warnings
 from collections.abc import Callable, Mapping
@@ -95,7 +96,7 @@ class ShardedCheckpointWriter:
             self._on_all_ranks(lambda: checkpoint.publish(folder, state, checksums, keep) if first else None)
         except OSError as problem:
             if first:
-                checkpoint.discard_partial(folder, step)
+                shutil.rmtree(checkpoint.partial_folder(folder, step), ignore_errors=True)
             raise checkpoint.not_written(folder, step, str(problem)) from None
 
     def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
@@ -111,8 +112,7 @@ class ShardedCheckpointWriter:
 
     def _on_all_ranks(self, action: Callable[[], Any]) -> list[Any]:
         """Run an action on all ranks. Return its results by rank; raise OSError on all ranks if it fails on one."""
-        result: Any = None
-        problems: list[str] = []
+        result, problems = None, list[str]()
         try:
             result = action()
         except CheckpointException as error:  # without the tracebacks that torch adds

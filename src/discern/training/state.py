@@ -115,8 +115,9 @@ class TrainContext:
 Moments = Callable[[], Mapping[str, Tensor]]
 """Returns the optimizer's moments by parameter name."""
 
-_SAVED = ("step", "tokens", "seconds", "phase_seconds", "updates", "averaged", "interval", "pending")
-_SAVED_OF_EARLY_STOPPING = ("best", "best_loss", "evaluations_since_best")
+_SAVED = """
+    step tokens seconds phase_seconds updates averaged interval pending best best_loss evaluations_since_best
+""".split()
 """Attributes of `State` that a checkpoint's state.json holds."""
 
 
@@ -161,17 +162,21 @@ class State:
     pending: dict[str, Any] | None = None
     phase_seconds: float = 0.0
 
+    @property
+    def logged_step(self) -> int:
+        """The last step whose records in metrics.jsonl are complete."""
+        return self.step if self.pending is None else self.step - 1
+
     @classmethod
     def from_checkpoint(cls, contents: Contents) -> State:
         """State of a run that is resumed from a checkpoint."""
-        values = {name: contents.state[name] for name in (*_SAVED, *_SAVED_OF_EARLY_STOPPING) if name in contents.state}
+        values = {name: contents.state[name] for name in _SAVED if name in contents.state}
         return cls(**values, optimizer=dict(contents.optimizer), average=dict(contents.average))
 
 
 def described_state(context: TrainContext, state: State) -> dict[str, Any]:
     """The state of a run as plain JSON, for a checkpoint."""
-    names = _SAVED if context.early_stopping is None else (*_SAVED, *_SAVED_OF_EARLY_STOPPING)
-    return {name: getattr(state, name) for name in names} | context.header
+    return {name: getattr(state, name) for name in _SAVED} | context.header
 
 
 def save_checkpoint(context: TrainContext, state: State, moments: Moments, folder: Path | None = None) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import sys
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout, suppress
@@ -10,7 +9,7 @@ from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Any, Literal
 
 from discern.errors import ConfigError
 
@@ -18,28 +17,10 @@ TrackerName = Literal["none", "wandb", "trackio"]
 _PROJECT = "discern"
 
 
-class Tracker(abc.ABC):
-    """Receives each record that is written to metrics.jsonl."""
-
-    @abc.abstractmethod
-    def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Pass on the numbers of a record."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """Finish the run in the tracker."""
-
-
-@final
-class TensorBoard(Tracker):
-    """TensorBoard events in a folder.
-
-    Raises:
-        ConfigError: TensorBoard is not installed.
-    """
+class TensorBoard:
+    """TensorBoard events in a folder."""
 
     def __init__(self, folder: Path) -> None:
-        check_tensorboard()
         from torch.utils.tensorboard import SummaryWriter
 
         self._writer: Any = SummaryWriter(str(folder))
@@ -52,8 +33,7 @@ class TensorBoard(Tracker):
         self._writer.close()
 
 
-@final
-class Service(Tracker):
+class Service:
     """A package with the functions `init`, `log` and `finish`, as wandb and trackio have them.
 
     The record is in metrics.jsonl in any case: an error of the service is reported once and does not stop the training.
@@ -65,52 +45,42 @@ class Service(Tracker):
     """
 
     def __init__(self, name: TrackerName, folder: Path, warn: Callable[[str], None]) -> None:
-        check_tracker(name)
         self._name, self._warn, self._failed = name, warn, False
         self._package: Any = import_module(name)
         # A resumed run goes on where it was: trackio knows it by its name, wandb by an id. Other runs may be in folders of the
         # same name, such as the seeds of fine-tunings.
-        place = folder.resolve()
-        own = f"{place.name}-{blake2b(str(place).encode(), digest_size=4).hexdigest()}"
-        known = {"name": place.name, "id": own} if name == "wandb" else {"name": own}
-        self._run: Any = self._try(lambda: self._package.init(project=_PROJECT, resume="allow", **known))
+        path = folder.resolve()
+        unique = f"{path.name}-{blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+        names = {"name": path.name, "id": unique} if name == "wandb" else {"name": unique}
+        self._try(lambda: self._package.init(project=_PROJECT, resume="allow", **names))
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        if not self._failed:
-            self._try(lambda: self._package.log(dict(values), step=step))
+        self._try(lambda: self._package.log(dict(values), step=step))
 
     def close(self) -> None:
-        if not self._failed:
-            self._try(lambda: self._package.finish())
+        self._try(lambda: self._package.finish())
 
-    def _try(self, call: Callable[[], Any]) -> Any:
+    def _try(self, call: Callable[[], Any]) -> None:
+        if self._failed:
+            return
         try:
             with redirect_stdout(sys.stderr):  # trackio greets on stdout, which belongs to --json
-                return call()
+                call()
         except Exception as problem:  # of any kind: the service is not ours
             self._failed = True
             with suppress(Exception):
                 self._warn(
                     f"train.tracker: {self._name} failed and receives no more records: {' '.join(str(problem).split())[:200]}"
                 )
-            return None
 
 
-def check_tensorboard() -> None:
-    """Check that TensorBoard is installed.
+def check_trackers(name: TrackerName, *, tensorboard: bool) -> None:
+    """Check that the packages of the trackers are installed.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: one is not.
     """
-    if find_spec("tensorboard") is None:
+    if tensorboard and find_spec("tensorboard") is None:
         raise ConfigError("train.tensorboard is set, but TensorBoard is not installed", hint="pip install 'discern-nlp[track]'")
-
-
-def check_tracker(name: TrackerName) -> None:
-    """Check that the package of a tracker is installed.
-
-    Raises:
-        ConfigError: it is not.
-    """
     if name != "none" and find_spec(name) is None:
         raise ConfigError(f"train.tracker is {name!r}, but the package {name} is not installed", hint=f"pip install {name}")

@@ -73,10 +73,6 @@ class Update:
     allowed: Bool[Tensor, ""] | None = None
     division: Division = UNDIVIDED
 
-    def decay_weights(self) -> None:
-        """Multiply the weights by 1 - rate * decay."""
-        torch._foreach_mul_(self.parameters, self.or_one(1 - self.rate * self.decay))
-
     def lerp(self, averages: list[Tensor], share: float) -> None:
         """Move averages by a share of their distance to the gradients."""
         if self.allowed is None:
@@ -97,18 +93,16 @@ class UpdateRule(abc.ABC):
     Attributes:
         name: as in `optimizer.name`.
         moments: names of the tensors that are kept for each weight, of its shape and zero at first.
+        holds_back: whether an update that is not allowed leaves the weights as they are even if their gradients are not finite.
     """
 
     name: ClassVar[str]
     moments: ClassVar[tuple[str, ...]]
+    holds_back: ClassVar[bool] = False
 
     @abc.abstractmethod
     def update(self, update: Update) -> None:
         """Update weights and moments in place."""
-
-    def holds_back(self, parameters: list[Tensor]) -> bool:
-        """Whether an update that is not allowed leaves these parameters as they are even if their gradients are not finite."""
-        return False
 
     def refuses(self, parameter: Tensor) -> str | None:
         """The reason for which the rule cannot update a tensor of this shape; None if it can."""
@@ -134,16 +128,6 @@ class AdamRule(UpdateRule):
         """Divisors of the two moments, which begin at zero."""
         return (1 - self.beta1**updates, 1 - self.beta2**updates) if self.bias_correction else (1.0, 1.0)
 
-    def roots(self, update: Update, second: float) -> tuple[Tensor, ...]:
-        """Update both moments in place, if that is allowed. Return the root of the second one, corrected by `second`."""
-        means, squares = update.moments
-        update.lerp(means, 1 - self.beta1)
-        torch._foreach_mul_(squares, update.or_one(self.beta2))
-        torch._foreach_addcmul_(squares, update.gradients, update.gradients, 1 - self.beta2)
-        divisors = torch._foreach_sqrt(squares)
-        torch._foreach_div_(divisors, second**0.5)
-        return divisors
-
 
 @final
 @dataclass(frozen=True)
@@ -153,22 +137,23 @@ class AdamW(AdamRule):
     Differs from torch.optim.AdamW: bias correction is optional, as BERT and ELECTRA were trained without it. Without it the first
     updates are larger: for a constant gradient |update| / learning rate is 3.16, 4.25, 4.95, ... and falls towards 1.
 
-    On a GPU, torch's fused kernel updates all weights of a group in one pass. It computes the same: the decay is decoupled and
-    multiplied by the rate, and epsilon is added to the corrected root. Its corrections are 1 - beta^step, so an infinite step
-    turns them off; `found_inf` holds an update back.
+    Where discern's kernel does not run, torch's fused one does. It computes the same: the decay is decoupled and multiplied by
+    the rate, and epsilon is added to the corrected root. Its corrections are 1 - beta^step, so an infinite step turns them off;
+    `found_inf` holds an update back.
 
     Reference: Loshchilov and Hutter 2019; google-research/bert, optimization.py.
     """
 
     name = "adamw"
+    holds_back = True
 
     def update(self, update: Update) -> None:
-        means, squares = update.moments
-        first, second = self.corrections(update.number)
-        if update.allowed is None and kernels.dense([*update.parameters, *update.gradients, *means, *squares]):
+        parameters, gradients, (means, squares) = update.parameters, update.gradients, update.moments
+        if update.allowed is None and kernels.dense([*parameters, *gradients, *means, *squares]):
+            first, second = self.corrections(update.number)
             kernels.adamw(
-                update.parameters,
-                update.gradients,
+                parameters,
+                gradients,
                 means,
                 squares,
                 rate=update.rate / first,
@@ -178,21 +163,23 @@ class AdamW(AdamRule):
                 epsilon=self.epsilon,
             )
             return
-        if self.holds_back(update.parameters):
-            fused_adamw(self, update)
-            return
-        divisors = self.roots(update, second)
-        torch._foreach_add_(divisors, self.epsilon)
-        update.decay_weights()
-        if update.allowed is None:
-            torch._foreach_addcdiv_(update.parameters, means, divisors, -update.rate / first)
-        else:
-            changes = torch._foreach_div(means, divisors)
-            torch._foreach_mul_(changes, update.allowed * (update.rate / first))
-            torch._foreach_sub_(update.parameters, changes)
-
-    def holds_back(self, parameters: list[Tensor]) -> bool:
-        return all(parameter.device.type == "cuda" for parameter in parameters)
+        step = torch.full((), float(update.number) if self.bias_correction else math.inf, device=parameters[0].device)
+        torch._fused_adamw_(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            [step] * len(parameters),
+            lr=update.rate,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=update.decay,
+            eps=self.epsilon,
+            amsgrad=False,
+            maximize=False,
+            found_inf=None if update.allowed is None else (~update.allowed).float(),
+        )
 
 
 @final
@@ -210,9 +197,13 @@ class StableAdamW(AdamRule):
     name = "stable-adamw"
 
     def update(self, update: Update) -> None:
-        gradients = update.gradients
+        gradients, (means, squares) = update.gradients, update.moments
         first, second = self.corrections(update.number)
-        divisors = self.roots(update, second)
+        update.lerp(means, 1 - self.beta1)
+        torch._foreach_mul_(squares, update.or_one(self.beta2))
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - self.beta2)
+        divisors = torch._foreach_sqrt(squares)
+        torch._foreach_div_(divisors, second**0.5)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
         roots = torch.tensor([math.sqrt(size) for size in update.division.sizes(gradients)])
@@ -221,7 +212,7 @@ class StableAdamW(AdamRule):
         if update.allowed is not None:
             rates = rates * update.allowed
         torch._foreach_add_(divisors, self.epsilon)
-        changes = torch._foreach_div(update.moments[0], divisors)
+        changes = torch._foreach_div(means, divisors)
         torch._foreach_mul_(changes, (rates / first).unbind())
         torch._foreach_mul_(update.parameters, (1 - rates * update.decay).unbind())
         torch._foreach_sub_(update.parameters, changes)
@@ -255,7 +246,7 @@ class Muon(UpdateRule):
         update.lerp(momenta, 1 - MOMENTUM)
         parts = torch._foreach_lerp(update.gradients, momenta, MOMENTUM)  # Nesterov's
         directions = [update.division.whole(number, part) for number, part in enumerate(parts)]
-        update.decay_weights()
+        torch._foreach_mul_(update.parameters, update.or_one(1 - update.rate * update.decay))
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
         for number, direction in enumerate(directions):
@@ -301,25 +292,3 @@ def adam_rule(config: OptimizerConfig) -> AdamRule:
     """The rule for all weights, or with 'muon' for those that are not hidden matrices."""
     kind = StableAdamW if config.name == "stable-adamw" else AdamW
     return kind(config.beta1, config.beta2, config.epsilon, config.bias_correction)
-
-
-def fused_adamw(rule: AdamW, update: Update) -> None:
-    """`AdamW.update` by torch's fused kernel."""
-    means, squares = update.moments
-    step = torch.full((), float(update.number) if rule.bias_correction else math.inf, device=update.parameters[0].device)
-    torch._fused_adamw_(
-        update.parameters,
-        update.gradients,
-        means,
-        squares,
-        [],
-        [step] * len(update.parameters),
-        lr=update.rate,
-        beta1=rule.beta1,
-        beta2=rule.beta2,
-        weight_decay=update.decay,
-        eps=rule.epsilon,
-        amsgrad=False,
-        maximize=False,
-        found_inf=None if update.allowed is None else (~update.allowed).float(),
-    )
