@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 import torch
+from jaxtyping import config
 
 if TYPE_CHECKING:
     from tests.small.task import Finetuning
@@ -23,6 +25,16 @@ if threading.current_thread() is threading.main_thread():
             signal.signal(number, handler)
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+
+# Whole runs spend half their time on checks of annotations, which the tests of the parts they consist of make too.
+UNCHECKED = {"cli", "compare", "demo", "docs", "finetuning", "golden"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def annotations(request: pytest.FixtureRequest) -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "jaxtyping_disable", request.path.parent.name in UNCHECKED)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""What was computed once is computed again: every loss of fifty steps."""
+"""What was computed once is computed again."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from discern import kernels
 from discern.corruption import maskings
 from discern.objectives import algorithms, generators, objectives
-from tests.golden.runs import VARIANTS, load, machine, record
+from tests.golden.runs import CHANGING, VARIANTS, load, machine, record
 from tests.paths import on_path
 
 
@@ -41,14 +41,15 @@ def hashable(value: object) -> bool:
 
 
 def compare(name: str, path: str) -> None:
-    golden, got = load(name, path), record(name)
-    assert len(golden["steps"]) == len(got) == 50
+    steps = 50 if name in CHANGING else 20
+    golden, got = load(name, path), record(name, steps)
+    assert (len(golden["steps"]), len(got)) == (50, steps)
     # The compiler decides the last bits of the kernels, and a machine of the same type has once rounded a sum differently.
     close = path == "plain" and golden["machine"] == machine()
     tolerance, of_norm = (1e-6, 1e-5) if close else (1e-4, 1e-3)
-    for step, (expected, found) in enumerate(zip(golden["steps"], got, strict=True), start=1):
+    for step, (expected, computed) in enumerate(zip(golden["steps"], got, strict=False), start=1):
         for key, value in expected.items():
-            assert found[key] == pytest.approx(value, rel=of_norm if key == "grad_norm" else tolerance), (step, key)
+            assert computed[key] == pytest.approx(value, rel=of_norm if key == "grad_norm" else tolerance), (step, key)
 
 
 @pytest.mark.parametrize(
