@@ -35,8 +35,7 @@ try:
     from discern.models.unpadding import with_spans
     from discern.objectives import objectives
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
-    from discern.pretraining.bench import time_training
-    from discern.pretraining.meta_bench import synthetic_context
+    from discern.pretraining.bench import synthetic_context, time_training
     from discern.progress import Silent
     from discern.training.compilation import Mode
     from discern.training.config import OptimizerConfig, TrainConfig

@@ -137,7 +137,7 @@ def step_of(preset: str | None, overrides: list[str], vocab_size: int | None = N
     from discern.config.layers import usual_vocabulary
     from discern.data.batching.synthetic import SPECIAL
     from discern.objectives.base import Vocabulary
-    from discern.pretraining.meta_bench import meta_steps
+    from discern.pretraining.bench import meta_steps
     from discern.training.pretrain_config import load_pretrain_config
 
     config = load_pretrain_config(None, preset, overrides).config

@@ -10,9 +10,10 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.models.embeddings import DisentangledEmbeddings
 from discern.objectives import objectives
-from discern.objectives.ablations import CopyEvaluator
+from discern.objectives.ablations import AllTokensMLM
 from discern.objectives.base import Objective
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig
+from discern.objectives.metrics import MetricsEvaluator
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 from tests.support import SPECIAL, make_batch, settings
 
@@ -105,7 +106,7 @@ def test_figures_of_copying_by_hand() -> None:
             "copy_logits": gate,
         },
     )
-    evaluator = CopyEvaluator(1.0)
+    evaluator = MetricsEvaluator(AllTokensMLM.metrics, {"generator_loss": 1.0, "mlm_loss": 1.0})
     evaluator.update(output, batch)
     sigmoid = 1 / (1 + math.exp(-3))
     assert evaluator.compute() == pytest.approx(

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.objectives.breakdown import Breakdown, calibration
+from discern.objectives.metrics import Breakdown, calibration
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, make_batch
 
@@ -91,4 +91,4 @@ def test_calibration_of_one_who_is_always_right_about_his_doubts() -> None:
     probability = np.repeat([0.25, 0.75, 1.0], 4)
     replaced = np.array([True, False, False, False, True, True, True, False, True, True, True, True])
     bins = calibration(probability, replaced)
-    assert [(each.tokens, each.probability, each.replaced) for each in bins] == [(4, 0.25, 0.25), (4, 0.75, 0.75), (4, 1.0, 1.0)]
+    assert [tuple(row.values()) for row in bins] == [(4, 0.25, 0.25), (4, 0.75, 0.75), (4, 1.0, 1.0)]

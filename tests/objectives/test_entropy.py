@@ -14,7 +14,7 @@ from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.objectives.config import PositionsConfig
-from discern.objectives.entropies import TokenEntropies, entropies_of, entropy_sums
+from discern.objectives.losses import TokenEntropies, entropies_of, entropy_sums
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import checkpoint
 from discern.training.loop import train

@@ -35,7 +35,8 @@ from discern.pretraining.run import Replay, plan, pretrain
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Silent
 from discern.storage.checksums import write_recorded
-from discern.training import checkpoint, trackers
+from discern.training import checkpoint
+from discern.training import metrics_log as trackers
 from discern.training.metrics_log import read_metrics
 from tests.objectives.test_conformance import build
 

@@ -18,7 +18,7 @@ from discern.pretraining.resume import Resume, refuse_another_run
 from discern.pretraining.run import Plan, clocked_work, plan
 from discern.progress import Silent
 from discern.storage.checksums import write_recorded
-from discern.training import trackers
+from discern.training import metrics_log as trackers
 from discern.training.pretrain_config import read_written_config
 from tests.pretraining.commands import CONSTANT, LIMIT, figures, start, train, weights
 from tests.pretraining.test_evaluate import prepared

@@ -14,7 +14,7 @@ from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError
 from discern.pretraining.estimate import estimate
 from discern.pretraining.run import Replay, check_shares, plan, pretrain, training_stream
-from discern.pretraining.start_config import start_config
+from discern.pretraining.warm_start import start_config
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.distributed import Ranks

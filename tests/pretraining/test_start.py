@@ -14,8 +14,7 @@ from discern.convert.export import export
 from discern.errors import ConfigError
 from discern.inference.scoring import load_scorer
 from discern.objectives.base import Objective
-from discern.pretraining.start_config import start_config
-from discern.pretraining.warm_start import WarmStartResult, fill, resized
+from discern.pretraining.warm_start import WarmStartResult, fill, resized, start_config
 from discern.progress import Silent
 from discern.training.pretrain_config import PretrainConfig
 from tests.inference.small_scorers import ids_of

@@ -16,7 +16,7 @@ from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.unpadding import with_spans
 from discern.objectives.base import Phase
-from discern.pretraining.meta_bench import META, meta_step
+from discern.pretraining.bench import META, meta_step
 from discern.progress import Silent
 from discern.tasks.base import Labels, Task
 from discern.tasks.classification import Classification, ClassificationConfig

@@ -16,7 +16,7 @@ from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
 from discern.objectives import losses as word_logits
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.pretraining.meta_bench import META, MemoryLedger, meta_bench, meta_step
+from discern.pretraining.bench import META, MemoryLedger, meta_bench, meta_step
 from discern.progress import Silent
 from discern.training import loop
 from discern.training import prefetch as feed

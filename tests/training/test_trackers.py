@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from discern.errors import ConfigError
-from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.trackers import check_trackers
+from discern.training.metrics_log import MetricsLog, check_trackers, read_metrics
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from discern.data.config import DataConfig
 from discern.errors import ConfigError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.pretraining.meta_bench import META, meta_step
+from discern.pretraining.bench import META, meta_step
 from discern.training import checkpoint, loop, optimizer
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks

@@ -45,7 +45,7 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
     Example: discern config check my-run.toml
     """
     with command(json_output=json) as console:
-        from discern.pretraining.meta_bench import meta_objective
+        from discern.pretraining.bench import meta_objective
         from discern.training.pretrain_config import load_pretrain_config
 
         try:

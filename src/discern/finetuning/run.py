@@ -40,9 +40,9 @@ from discern.tasks.glue import GLUE
 from discern.tasks.tags import resemble_marks
 from discern.training.distributed import Ranks, check_ranks, join_ranks
 from discern.training.interrupt import stop_on_signals
+from discern.training.metrics_log import check_trackers
 from discern.training.precision import check_weight_precision
 from discern.training.replica import num_shards
-from discern.training.trackers import check_trackers
 from discern.wording import counted
 
 # With fewer examples, the standard error of an accuracy is more than seven points.

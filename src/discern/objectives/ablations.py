@@ -16,11 +16,11 @@ from torch.nn import functional as F
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
 from discern.models.heads import CopyMLMHead, LanguageHead
-from discern.objectives.base import BuildSettings, Phase, WordTargets
+from discern.objectives.base import BuildSettings, Evaluator, Phase, WordTargets
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig
 from discern.objectives.losses import copy_loss, word_logits
 from discern.objectives.masked import MaskingObjective, shared_embeddings
-from discern.objectives.metrics import GeneratorEvaluator, MaskedTokenEvaluator, SumEvaluator
+from discern.objectives.metrics import MetricsEvaluator, Ratios, generator_metrics, masked_metrics
 from discern.objectives.rtd import Generator, GeneratorInputs, ReplacedTokenDetection, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, PlacesOf, StepOutput
 
@@ -81,6 +81,13 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
         """A head for the encoder."""
         return self.encoder.language_head()
 
+    @staticmethod
+    def metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
+        """Metrics of the generator and of the encoder; `replaced_fraction` is the fraction of the chosen tokens."""
+        ratios = generator_metrics(output, batch) | masked_metrics("mlm", output)
+        equal, chosen = ratios["sampled_accuracy"]
+        return ratios | {"replaced_fraction": (chosen - equal, chosen)}, None
+
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return {"generator": batch.num_targets, "mlm": batch.num_targets}
 
@@ -102,8 +109,8 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head), **self._generator.networks}
 
-    def evaluator(self) -> SumEvaluator:
-        return RestorationEvaluator(self.config.generator_weight)
+    def evaluator(self) -> Evaluator:
+        return MetricsEvaluator(self.metrics, {"generator_loss": self.config.generator_weight, "mlm_loss": 1.0})
 
     def word_targets(self) -> WordTargets | None:
         return self._masked_words(shown=1.0, correct=None)
@@ -111,28 +118,6 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
     def initial_loss(self) -> float:
         """2 ln V: the generator's and the encoder's."""
         return (self.config.generator_weight + 1) * math.log(self.vocabulary.size)
-
-
-class RestorationEvaluator(SumEvaluator):
-    """Metrics of a generator, and of an encoder that restores the chosen tokens after it.
-
-    `replaced_fraction` is the fraction of the chosen tokens.
-    """
-
-    def __init__(self, generator_weight: float) -> None:
-        self._weight = generator_weight
-        self._generator = GeneratorEvaluator()
-        self._restored = MaskedTokenEvaluator("mlm")
-        super().__init__(self._generator, self._restored)
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        self._generator.update(output, batch)
-        self._restored.update(output, batch)
-
-    def compute(self) -> dict[str, float]:
-        metrics = self._generator.compute() | self._restored.compute()
-        total = self._weight * metrics["generator_loss"] + metrics["mlm_loss"]
-        return metrics | {"loss": total, "replaced_fraction": 1 - metrics["sampled_accuracy"]}
 
 
 class AllTokensMLMConfig(ReplaceMLMConfig):
@@ -176,8 +161,28 @@ class AllTokensMLM(ReplaceMLM):
         """1 for the encoder, whose head runs on every token; the masked fraction for the generator."""
         return 1.0 if network.head is self.head else super().head_share(network, phase)
 
-    def evaluator(self) -> SumEvaluator:
-        return CopyEvaluator(self.config.generator_weight)
+    @staticmethod
+    def metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
+        """Metrics of the generator, and of the encoder, which restores every token by copying or writing.
+
+        `mlm_loss` and `mlm_accuracy` are over all real tokens, `masked_accuracy` over the chosen positions alone;
+        `copy_probability` is the mean of the gate. `replaced_fraction` is the fraction of all real tokens.
+        """
+        seen, real = output.observations, batch.tokens.attention_mask
+        logits, copy_logits, targets = seen["mlm_logits"].float(), seen["copy_logits"].float(), seen["mlm_targets"]
+        read = seen["corrupted_ids"][real]
+        # In units of (1 - D) / (sum of the softmax), copying adds exp(copy logit) times that sum to the token that is read.
+        copied = copy_logits + logits.logsumexp(1)
+        read_score = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
+        best, written = logits.max(1)
+        correct, count = read.where(read_score >= best, written) == targets, len(targets)
+        return generator_metrics(output, batch) | {
+            "mlm_loss": (output.terms["mlm"].total, count),
+            "mlm_accuracy": (correct.sum(), count),
+            "masked_accuracy": ((correct & batch.masked_positions[real]).sum(), batch.num_masked),
+            "copy_probability": (F.sigmoid(copy_logits).sum(), count),
+            "replaced_fraction": ((read != targets).sum(), count),
+        }, None
 
     def word_targets(self) -> None:
         return None
@@ -188,38 +193,3 @@ class AllTokensMLM(ReplaceMLM):
         replaced = self.config.mask_probability * (1 - 1 / size)
         restored = replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
         return self.config.generator_weight * math.log(size) + restored
-
-
-class CopyEvaluator(RestorationEvaluator):
-    """Metrics of a generator, and of an encoder that restores every token after it by copying or writing.
-
-    `mlm_loss` and `mlm_accuracy` are over all real tokens, `masked_accuracy` over the chosen positions alone;
-    `copy_probability` is the mean of the gate. `replaced_fraction` is the fraction of all real tokens.
-    """
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        super().update(output, batch)
-        seen, real = output.observations, batch.tokens.attention_mask
-        logits, copy_logits, targets = seen["mlm_logits"].float(), seen["copy_logits"].float(), seen["mlm_targets"]
-        read = seen["corrupted_ids"][real]
-        # In units of (1 - D) / (sum of the softmax), copying adds exp(copy logit) times that sum to the token that is read.
-        copied = copy_logits + logits.logsumexp(1)
-        read_score = logits.gather(1, read[:, None]).squeeze(1).logaddexp(copied)
-        best, written = logits.max(1)
-        correct = read.where(read_score >= best, written) == targets
-        self.add(
-            copied=float(F.sigmoid(copy_logits).sum()),
-            count=len(targets),
-            correct=int(correct.sum()),
-            masked=batch.num_masked,
-            masked_correct=int((correct & batch.masked_positions[real]).sum()),
-            replaced=int((read != targets).sum()),
-        )
-
-    def compute(self) -> dict[str, float]:
-        return super().compute() | {
-            "mlm_accuracy": self.ratio("correct", "count"),
-            "masked_accuracy": self.ratio("masked_correct", "masked"),
-            "copy_probability": self.ratio("copied", "count"),
-            "replaced_fraction": self.ratio("replaced", "count"),
-        }

@@ -17,8 +17,7 @@ from discern.models.config import ModelConfig
 from discern.models.heads import LanguageHead
 from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.entropies import TokenEntropies
-from discern.objectives.losses import WordLogits
+from discern.objectives.losses import TokenEntropies, WordLogits
 from discern.types import CorruptedBatch, Places, PlacesOf, SpecialTokens, StepOutput, TokenBatch
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)

@@ -18,11 +18,11 @@ from discern.models.base import Network, build_encoder
 from discern.models.fused_ops import same_draws
 from discern.models.heads import EnergyHead, LanguageHead
 from discern.models.two_tower import two_tower_generator
-from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective
+from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits
 from discern.objectives.masked import bilinear_term, choose_positions, corrupted_batch, shared_embeddings
-from discern.objectives.metrics import DiscriminatorEvaluator
+from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, generator_metrics, noise_logits
 from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 
@@ -148,8 +148,9 @@ class Electric(PretrainingObjective[ElectricConfig]):
             ForwardPass(generator, 1.0, trains=False),
         ]
 
-    def evaluator(self) -> NoiseContrastiveEvaluator:
-        return NoiseContrastiveEvaluator(self.config.generator_weight, self.config.discriminator_weight)
+    def evaluator(self) -> Evaluator:
+        weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}
+        return MetricsEvaluator(noise_contrastive_metrics, weights)
 
     def initial_loss(self) -> float:
         """ln V, plus 50 times the noise-contrastive loss at q = 1/V and energy 0, with the intended fraction of noise."""
@@ -159,34 +160,22 @@ class Electric(PretrainingObjective[ElectricConfig]):
         return config.generator_weight * math.log(self.vocabulary.size) + config.discriminator_weight * contrastive
 
 
-class NoiseContrastiveEvaluator(DiscriminatorEvaluator):
+def noise_contrastive_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, Binary]:
     """Metrics of Electric, over the tokens that may be noise.
 
     The discriminator's are of the class *noise*, from its odds with log q and the fraction of noise. `energy` is the mean
     energy of the tokens that are not noise: if exp(-energy) were normalized it would be their cross-entropy, comparable with
     the generator's.
     """
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        super().update(output, batch)
-        seen, mask = output.observations, maskable_positions(batch.tokens)
-        energy = seen["energy"].float()
-        self.add(
-            count=output.terms["discriminator"].count,
-            noise=batch.num_masked,
-            original=output.terms["discriminator"].count - batch.num_masked,
-            replaced=int((seen["corrupted_ids"] != batch.tokens.input_ids).sum()),
-            energy=float(energy[mask & ~seen["is_noise"]].sum()),
-        )
-        logits = energy + seen["log_noise_probability"] + seen["log_noise_odds"]
-        self.binary.add(logits[mask], seen["is_noise"][mask], mask[mask])
-
-    def compute(self) -> dict[str, float]:
-        return super().compute() | {
-            "energy": self.ratio("energy", "original"),
-            "noise_fraction": self.ratio("noise", "count"),
-            "replaced_fraction": self.ratio("replaced", "count"),
-        }
+    seen, mask, term = output.observations, maskable_positions(batch.tokens), output.terms["discriminator"]
+    ratios: Ratios = {
+        "discriminator_loss": (term.total, term.count),
+        "energy": (seen["energy"].float()[mask & ~seen["is_noise"]].sum(), term.count - batch.num_masked),
+        "noise_fraction": (batch.num_masked, term.count),
+        "replaced_fraction": ((seen["corrupted_ids"] != batch.tokens.input_ids).sum(), term.count),
+    }
+    binary = noise_logits(seen)[mask], seen["is_noise"][mask], mask[mask]
+    return generator_metrics(output, batch) | ratios, binary
 
 
 @torch.no_grad()

@@ -18,10 +18,10 @@ from discern.models.base import Encoder, Network, build_embeddings, build_encode
 from discern.models.config import ModelConfig
 from discern.models.embeddings import TokenEmbeddings, WordTable
 from discern.models.heads import BilinearTerm
-from discern.objectives.base import BuildSettings, Phase, PretrainingObjective, WordTargets, predicts_words
+from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets, predicts_words
 from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import WordLogits, word_logits
-from discern.objectives.metrics import MaskedTokenEvaluator
+from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 
 PositionsConfigT = TypeVar("PositionsConfigT", bound=PositionsConfig)
@@ -103,8 +103,8 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}
 
-    def evaluator(self) -> MaskedTokenEvaluator:
-        return MaskedTokenEvaluator("mlm")
+    def evaluator(self) -> Evaluator:
+        return MetricsEvaluator(_metrics, {"mlm_loss": 1.0})
 
     def word_targets(self) -> WordTargets | None:
         shown = 1 - self.config.mask_token_probability
@@ -114,6 +114,10 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
     def initial_loss(self) -> float:
         """ln V."""
         return math.log(self.vocabulary.size)
+
+
+def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
+    return masked_metrics("mlm", output), None
 
 
 def choose_positions(objective: PretrainingObjective[PositionsConfigT], batch: TokenBatch, randomness: Randomness) -> Chosen:

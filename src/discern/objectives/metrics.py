@@ -2,177 +2,112 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from typing import Any, Self, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional as F
 
 from discern.corruption.masking import maskable_positions
 from discern.objectives.base import Evaluator
 from discern.types import CorruptedBatch, StepOutput
 
+Ratios = dict[str, tuple[Any, float]]
+"""Metrics by name, each as a sum and what it is divided by."""
 
-class SumEvaluator(Evaluator):
-    """An evaluator that consists of sums by name and of further collectors.
+Binary = tuple[Tensor, Tensor, Tensor]
+"""Logits and labels of a binary classification, and which of them the area under the ROC curve includes."""
+
+
+class MetricsEvaluator(Evaluator):
+    """Ratios of sums over all rows, metrics of the discriminator, and the weighted loss.
+
+    `discriminator_accuracy`, `_precision` and `_recall` are those of the positive class at probability 1/2. `discriminator_auc`
+    counts ties as one half and leaves [CLS] and [SEP] out: ranking them below a replaced word takes no skill, and the more of
+    them there are, the higher an area over all tokens would be. 0/0 is 0.
 
     Args:
-        parts: evaluators and `BinaryMetrics` to merge along with the sums.
+        observe: returns what a batch adds; a function that can be pickled.
+        weights: of the losses whose sum is `loss`, by metric.
     """
 
-    def __init__(self, *parts: Any) -> None:
-        self._parts = parts
-        self._sums: dict[str, float] = defaultdict(int)
+    def __init__(
+        self, observe: Callable[[StepOutput, CorruptedBatch], tuple[Ratios, Binary | None]], weights: Mapping[str, float]
+    ) -> None:
+        self._observe, self._weights = observe, weights
+        self._sums: dict[str, tuple[float, float]] = {}
+        self._binary: list[list[NDArray[Any]]] = []
 
-    def add(self, **amounts: float) -> None:
-        """Add to the sums."""
-        for name, amount in amounts.items():
-            self._sums[name] += amount
-
-    def ratio(self, part: str, whole: str) -> float:
-        """The ratio of two sums; 0/0 is 0."""
-        return ratio(self._sums[part], self._sums[whole])
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        ratios, binary = self._observe(output, batch)
+        self._add({name: (float(torch.as_tensor(part).detach()), whole) for name, (part, whole) in ratios.items()})
+        if binary is not None:
+            logits, labels, ranked = binary
+            self._binary.append([column.cpu().numpy() for column in (logits.float(), labels, ranked)])
 
     def merge(self, other: Evaluator) -> None:
-        other = cast(Self, other)
-        self.add(**other._sums)
-        for mine, theirs in zip(self._parts, other._parts, strict=True):
-            mine.merge(theirs)
+        assert isinstance(other, MetricsEvaluator)
+        self._add(other._sums)
+        self._binary += other._binary
 
-
-class MaskedTokenEvaluator(SumEvaluator):
-    """Loss and accuracy of the original token at the masked positions.
-
-    Args:
-        prefix: prefix of the observations that it reads (`<prefix>_logits`) and of its metrics (`<prefix>_loss`).
-    """
-
-    def __init__(self, prefix: str) -> None:
-        super().__init__()
-        self._prefix = prefix
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        term = output.terms[self._prefix]
-        logits, targets = (output.observations[f"{self._prefix}_{name}"] for name in ("logits", "targets"))
-        self.add(
-            loss=float(term.total.detach()),
-            count=term.count,
-            correct=int((logits.argmax(-1) == targets).sum()),
-            positions=targets.shape[0],  # fewer than the term counts if positions are drawn with replacement
-        )
+    def _add(self, sums: Mapping[str, tuple[float, float]]) -> None:
+        for name, (part, whole) in sums.items():
+            before = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = before[0] + part, before[1] + whole
 
     def compute(self) -> dict[str, float]:
-        loss, accuracy = self.ratio("loss", "count"), self.ratio("correct", "positions")
-        return {"loss": loss, f"{self._prefix}_loss": loss, f"{self._prefix}_accuracy": accuracy}
+        metrics = {name: ratio(*sums) for name, sums in self._sums.items()}
+        if self._binary:
+            logits, labels, ranked = (np.concatenate(column) for column in zip(*self._binary, strict=True))
+            flagged = logits > 0
+            hits = int((flagged & labels).sum())
+            metrics |= {
+                "discriminator_accuracy": ratio(int((flagged == labels).sum()), len(logits)),
+                "discriminator_auc": area_under_curve(logits[ranked], labels[ranked]),
+                "discriminator_precision": ratio(hits, int(flagged.sum())),
+                "discriminator_recall": ratio(hits, int(labels.sum())),
+            }
+        return {"loss": sum(weight * metrics.get(name, 0.0) for name, weight in self._weights.items())} | metrics
 
 
-class GeneratorEvaluator(SumEvaluator):
-    """Metrics of a generator: its loss and accuracy, and how often its sample is the original.
+def masked_metrics(name: str, output: StepOutput) -> Ratios:
+    """Loss and accuracy of the original tokens at the positions of a term.
 
-    It reads `sampled_targets` if the positions of the loss are not those of the samples, else `generator_targets`.
+    A position that was drawn several times counts as often in the loss, and once in the accuracy.
     """
-
-    def __init__(self) -> None:
-        self._tokens = MaskedTokenEvaluator("generator")
-        super().__init__(self._tokens)
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        self._tokens.update(output, batch)
-        seen = output.observations
-        original = seen.get("sampled_targets", seen["generator_targets"])
-        self.add(correct=int((seen["sampled_ids"] == original).sum()), masked=batch.num_masked)
-
-    def compute(self) -> dict[str, float]:
-        return self._tokens.compute() | {"sampled_accuracy": self.ratio("correct", "masked")}
+    term, logits, targets = output.terms[name], *(output.observations[f"{name}_{part}"] for part in ("logits", "targets"))
+    correct = (logits.argmax(-1) == targets).sum()
+    return {f"{name}_loss": (term.total, term.count), f"{name}_accuracy": (correct, len(targets))}
 
 
-class BinaryMetrics:
-    """Logits and labels of a binary classification, over many batches."""
-
-    def __init__(self) -> None:
-        self._logits: list[NDArray[np.float32]] = []
-        self._labels: list[NDArray[np.bool_]] = []
-        self._ranked: list[NDArray[np.bool_]] = []
-
-    def add(self, logits: Tensor, labels: Tensor, ranked: Tensor) -> None:
-        """Add as many labels as logits.
-
-        Args:
-            ranked: which of them the area under the curve includes: all but [CLS] and [SEP], which are never replaced.
-        """
-        self._logits.append(logits.float().cpu().numpy())
-        self._labels.append(labels.cpu().numpy())
-        self._ranked.append(ranked.cpu().numpy())
-
-    def merge(self, other: BinaryMetrics) -> None:
-        """Add what another collector has collected."""
-        self._logits += other._logits
-        self._labels += other._labels
-        self._ranked += other._ranked
-
-    def compute(self, prefix: str) -> dict[str, float]:
-        """Accuracy, area under the ROC curve, and precision and recall of the positive class at probability 1/2, by name.
-
-        The area counts ties as one half and leaves [CLS] and [SEP] out: ranking them below a replaced word takes no skill, and
-        the more of them there are, the higher an area over all tokens would be. 0/0 is 0.
-        """
-        logits = np.concatenate(self._logits) if self._logits else np.zeros(0, np.float32)
-        labels, ranked = (np.concatenate(each) if each else np.zeros(0, np.bool_) for each in (self._labels, self._ranked))
-        flagged = logits > 0
-        hits = int((flagged & labels).sum())
-        return {
-            f"{prefix}_accuracy": ratio(int((flagged == labels).sum()), len(logits)),
-            f"{prefix}_auc": area_under_curve(logits[ranked], labels[ranked]),
-            f"{prefix}_precision": ratio(hits, int(flagged.sum())),
-            f"{prefix}_recall": ratio(hits, int(labels.sum())),
-        }
+def generator_metrics(output: StepOutput, batch: CorruptedBatch) -> Ratios:
+    """Loss and accuracy of a generator, and how often its sample is the original."""
+    seen = output.observations
+    equal = (seen["sampled_ids"] == seen.get("sampled_targets", seen["generator_targets"])).sum()
+    return masked_metrics("generator", output) | {"sampled_accuracy": (equal, batch.num_masked)}
 
 
-class DiscriminatorEvaluator(SumEvaluator):
-    """Base of the metrics of a generator with a discriminator.
-
-    A subclass adds the logits to `self.binary`, and the number of tokens in the loss to the sum `count`.
-    """
-
-    def __init__(self, generator_weight: float, discriminator_weight: float) -> None:
-        self.generator = GeneratorEvaluator()
-        self.binary = BinaryMetrics()
-        self._weights = generator_weight, discriminator_weight
-        super().__init__(self.generator, self.binary)
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        self.generator.update(output, batch)
-        self.add(loss=float(output.terms["discriminator"].total.detach()))
-
-    def compute(self) -> dict[str, float]:
-        generator, discriminator_loss = self.generator.compute(), self.ratio("loss", "count")
-        return {
-            **generator,
-            "loss": self._weights[0] * generator["generator_loss"] + self._weights[1] * discriminator_loss,
-            "discriminator_loss": discriminator_loss,
-            **self.binary.compute("discriminator"),
-        }
-
-
-class ReplacedTokenEvaluator(DiscriminatorEvaluator):
+def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, Binary]:
     """Metrics of a generator and of a discriminator that classifies tokens as original or replaced.
-
-    Precision and recall are of the class *replaced* at probability 1/2, over all real tokens; the area under the ROC curve
-    counts ties as one half and leaves [CLS], [SEP] and padding out. 0/0 is 0.
 
     Differs: the released code counts padding, [CLS] and [SEP] into the AUC and averages the loss over sequences, not tokens.
     """
+    seen, mask = output.observations, classified_tokens(output, batch)
+    replaced = seen["is_replaced"][mask]
+    ratios = {
+        "discriminator_loss": (output.terms["discriminator"].total, len(replaced)),
+        "replaced_fraction": (replaced.sum(), len(replaced)),
+    }
+    binary = seen["discriminator_logits"][mask], replaced, maskable_positions(batch.tokens)[mask]
+    return generator_metrics(output, batch) | ratios, binary
 
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        super().update(output, batch)
-        seen, mask = output.observations, classified_tokens(output, batch)
-        replaced = seen["is_replaced"][mask]
-        self.add(replaced=int(replaced.sum()), count=replaced.shape[0])
-        self.binary.add(seen["discriminator_logits"][mask], replaced, maskable_positions(batch.tokens)[mask])
 
-    def compute(self) -> dict[str, float]:
-        return super().compute() | {"replaced_fraction": self.ratio("replaced", "count")}
+def noise_logits(seen: Mapping[str, Tensor]) -> Tensor:
+    """The logits of *noise* of Electric, (B, L). A row in which all tokens are noise, or none, has infinite odds."""
+    return seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
 
 
 def classified_tokens(output: StepOutput, batch: CorruptedBatch) -> Tensor:
@@ -196,3 +131,140 @@ def area_under_curve(scores: NDArray[np.float32], positive: NDArray[np.bool_]) -
     ranks = np.cumsum(sizes) - (sizes - 1) / 2
     rank_sum = float(ranks[group][positive].sum())
     return (rank_sum - positives * (positives + 1) / 2) / (positives * negatives)
+
+
+# Occurrences in a million tokens; a token belongs to the first class that it reaches.
+_CLASSES = ((1000.0, "1,000 and more"), (100.0, "100 to 1,000"), (10.0, "10 to 100"), (1.0, "1 to 10"), (0.0, "below 1"))
+_PARTS = ("first quarter", "second quarter", "third quarter", "last quarter")
+_BINS = 10
+Floats = NDArray[np.float64]
+
+
+class Breakdown:
+    """Collects the networks' predictions for each token, over many batches.
+
+    A token is grouped by the original word in its place, not by the generator's sample.
+
+    Args:
+        token_counts: (V,) occurrences of each id in the training text.
+    """
+
+    def __init__(self, token_counts: NDArray[np.int64]) -> None:
+        rate = token_counts / max(int(token_counts.sum()), 1) * 1e6
+        # searchsorted needs ascending bounds; the classes descend.
+        bounds = np.array([bound for bound, _ in _CLASSES[:-1]])
+        self._class_of = (len(_CLASSES) - 1 - np.searchsorted(bounds[::-1], rate, side="right")).astype(np.int64)
+        self._classified: list[Floats] = []  # columns: logit, truth, class, part
+        self._predicted: list[Floats] = []  # columns: loss, correct, class, part
+
+    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
+        """Add one batch; predictions that the objective does not observe are left out."""
+        groups = self._groups(batch)
+        classified = _classifications(output, batch)
+        if classified is not None:
+            logits, truth, mask = classified
+            columns = [logits[mask].float().cpu().numpy(), truth[mask].cpu().numpy()]
+            self._classified.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+        predicted = _predictions(output.observations, batch)
+        if predicted is not None:
+            loss, correct, mask = predicted
+            columns = [loss.cpu().numpy(), correct.cpu().numpy()]
+            self._predicted.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+
+    def metrics(self) -> dict[str, Any]:
+        """`by_frequency`, `by_position` (one row per group) and, where there is a discriminator, `calibration`."""
+        classified, predicted = _stacked(self._classified), _stacked(self._predicted)
+        found: dict[str, Any] = {
+            "by_frequency": _rows(classified, predicted, 2, [name for _, name in _CLASSES]),
+            "by_position": _rows(classified, predicted, 3, _PARTS),
+        }
+        if len(classified):
+            probability = 1 / (1 + np.exp(-classified[:, 0]))
+            bins = calibration(probability, classified[:, 1] > 0)
+            error = ratio(sum(row["tokens"] * abs(row["probability"] - row["replaced"]) for row in bins), len(classified))
+            found["calibration"] = {"expected_calibration_error": error, "bins": bins}
+        return found
+
+    def _groups(self, batch: CorruptedBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Frequency class (-1 for special tokens) and quarter of the row of each token, both (B, L)."""
+        ids, real = batch.tokens.input_ids.cpu().numpy(), batch.tokens.attention_mask.cpu().numpy()
+        lengths = np.maximum(real.sum(1, keepdims=True), 1)
+        places = np.minimum(np.arange(ids.shape[1])[None, :], lengths - 1)
+        special = batch.tokens.special_tokens_mask.cpu().numpy()
+        return np.where(special, -1, self._class_of[ids]), places * len(_PARTS) // lengths
+
+
+def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[dict[str, float]]:
+    """Tokens in ten bins of equal width by their probability of *replaced*; empty bins are left out.
+
+    Each has the number of `tokens`, their mean `probability`, and the fraction of them that was `replaced`.
+
+    Reference: Guo et al. 2017, "On calibration of modern neural networks", section 2, for the class *replaced*.
+    """
+    bins = np.minimum((probability * _BINS).astype(np.int64), _BINS - 1)
+    return [
+        {"tokens": len(member), "probability": float(probability[member].mean()), "replaced": float(replaced[member].mean())}
+        for member in ((bins == number).nonzero()[0] for number in range(_BINS))
+        if len(member)
+    ]
+
+
+def _classifications(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """The discriminator's logits, the labels and the mask of its loss, (B, L) each; None if there is no discriminator."""
+    seen = output.observations
+    if "discriminator_logits" in seen:
+        return seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
+    if "energy" in seen:
+        return noise_logits(seen).clamp(-50, 50), seen["is_noise"], maskable_positions(batch.tokens)
+    return None
+
+
+def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Loss (N,) and correctness (N,) of the predicted words, and their positions (B, L); the generator's, if there is one."""
+    for name in ("generator", "mlm", "permutation_lm"):
+        logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
+        if logits is None or targets is None:
+            continue
+        for mask in (batch.masked_positions, maskable_positions(batch.tokens)):
+            if int(mask.sum()) == len(targets) == len(logits):
+                loss = F.cross_entropy(logits.float(), targets, reduction="none")
+                return loss, logits.argmax(-1) == targets, mask
+    return None
+
+
+def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
+    """The metrics of each group, except those that it has no tokens for; groups without a token are left out."""
+    found = []
+    for number, name in enumerate(names):
+        row: dict[str, Any] = {"group": name}
+        mine = classified[classified[:, column] == number]
+        if len(mine):
+            logits, truth, is_word = mine[:, 0], mine[:, 1] > 0, mine[:, 2] >= 0
+            row |= {
+                "tokens": len(mine),
+                "replaced_fraction": float(truth.mean()),
+                "discriminator_loss": float(np.logaddexp(0, np.where(truth, -logits, logits)).mean()),
+            }
+            words = truth[is_word]
+            if words.any() and not words.all():
+                row["discriminator_auc"] = area_under_curve(logits[is_word].astype(np.float32), words)
+            if truth.any():
+                row["discriminator_recall"] = float((logits[truth] > 0).mean())
+        mine = predicted[predicted[:, column] == number]
+        if len(mine):
+            row |= {
+                "predicted_tokens": len(mine),
+                "prediction_loss": float(mine[:, 0].mean()),
+                "prediction_accuracy": float(mine[:, 1].mean()),
+            }
+        if len(row) > 1:
+            found.append(row)
+    return found
+
+
+def _table(columns: Sequence[NDArray[Any]]) -> Floats:
+    return np.stack([column.astype(np.float64) for column in columns], axis=1)
+
+
+def _stacked(parts: list[Floats]) -> Floats:
+    return np.concatenate(parts) if parts else np.zeros((0, 4))

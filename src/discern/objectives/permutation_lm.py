@@ -23,11 +23,11 @@ from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.two_stream import Factorization, Remembering
-from discern.objectives.base import BuildSettings, ForwardPass, Phase, PretrainingObjective, WordTargets
+from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import word_logits
 from discern.objectives.masked import corrupted_batch
-from discern.objectives.metrics import MaskedTokenEvaluator, SumEvaluator
+from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 _MEMORY_NAME = "memory.slot"
@@ -210,8 +210,8 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         share = 1 / self.config.prediction_ratio
         return [ForwardPass(self.networks()["encoder"], share, query_share=share, remembered=self.config.memory_length)]
 
-    def evaluator(self) -> PermutationLMEvaluator:
-        return PermutationLMEvaluator(self.config.next_sentence_weight)
+    def evaluator(self) -> Evaluator:
+        return MetricsEvaluator(_metrics, {"permutation_lm_loss": 1.0, "next_sentence_loss": self.config.next_sentence_weight})
 
     def word_targets(self) -> WordTargets:
         return WordTargets("permutation_lm_loss", self.vocabulary)
@@ -230,44 +230,21 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         self._memory.load({})
 
 
-class PermutationLMEvaluator(SumEvaluator):
+def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
     """Loss and accuracy of the targets, and of next-sentence prediction if it is part of the loss.
 
     `next_sentence_share` is the fraction of the rows whose B follows A: always giving the more frequent answer has that
     accuracy, or 1 minus it.
-
-    Args:
-        next_sentence_weight: weight of the next-sentence loss; 0 if there is no next-sentence prediction.
     """
-
-    def __init__(self, next_sentence_weight: float) -> None:
-        self._tokens = MaskedTokenEvaluator("permutation_lm")
-        self._weight = next_sentence_weight
-        super().__init__(self._tokens)
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        self._tokens.update(output, batch)
-        if not self._weight:
-            return
-        assert batch.tokens.continues is not None
-        self.add(
-            loss=float(output.terms["next_sentence"].total),
-            correct=int(((output.observations["next_sentence_logits"] > 0) == batch.tokens.continues).sum()),
-            follows=int(batch.tokens.continues.sum()),
-            rows=batch.tokens.size,
-        )
-
-    def compute(self) -> dict[str, float]:
-        metrics = self._tokens.compute()
-        if not self._weight:
-            return metrics
-        loss = self.ratio("loss", "rows")
-        asked = {
-            "next_sentence_loss": loss,
-            "next_sentence_accuracy": self.ratio("correct", "rows"),
-            "next_sentence_share": self.ratio("follows", "rows"),
+    ratios, rows, follows = masked_metrics("permutation_lm", output), batch.tokens.size, batch.tokens.continues
+    if follows is not None and "next_sentence" in output.terms:
+        answers = output.observations["next_sentence_logits"] > 0
+        ratios |= {
+            "next_sentence_loss": (output.terms["next_sentence"].total, rows),
+            "next_sentence_accuracy": ((answers == follows).sum(), rows),
+            "next_sentence_share": (follows.sum(), rows),
         }
-        return metrics | asked | {"loss": metrics["loss"] + self._weight * loss}
+    return ratios, None
 
 
 class SlotMemory:
@@ -290,8 +267,8 @@ class SlotMemory:
     def read(self, slots: Int[Tensor, "B"], like: Tensor) -> Float[Tensor, "N B M D"]:
         """The memories of the given slots, on the device of `like`."""
         empty = torch.zeros(self._shape, device=like.device)
-        found = [self._states.get(slot, self._loaded.get(slot, empty)) for slot in slots.tolist()]
-        return torch.stack([state.to(like.device, non_blocking=True) for state in found], 1)
+        states = [self._states.get(slot, self._loaded.get(slot, empty)) for slot in slots.tolist()]
+        return torch.stack([state.to(like.device, non_blocking=True) for state in states], 1)
 
     def write(self, slots: Int[Tensor, "B"], memory: Float[Tensor, "N B M D"]) -> None:
         """Replace the memories of the given slots."""

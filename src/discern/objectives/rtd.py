@@ -32,7 +32,7 @@ from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig, registered
 from discern.objectives.losses import WordLogits, replaced_token_loss, word_logits
 from discern.objectives.masked import MaskingObjective, bilinear_term, sample_replacements, shared_embeddings
-from discern.objectives.metrics import ReplacedTokenEvaluator
+from discern.objectives.metrics import MetricsEvaluator, replaced_token_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput
 
 Point = tuple[Annotated[RunPoint, Field(ge=0)], NonNegativeFloat]
@@ -648,8 +648,10 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         super().load_carry_state(remaining)
 
     def evaluator(self) -> Evaluator:
-        weights = self.config.generator_weight, self.config.discriminator_weight
-        return (self.sentence_contrast.evaluator if self.sentence_contrast else ReplacedTokenEvaluator)(*weights)
+        weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}
+        if self.sentence_contrast is not None:
+            return self.sentence_contrast.evaluator(weights)
+        return MetricsEvaluator(replaced_token_metrics, weights)
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import ClassVar
 
@@ -18,10 +18,10 @@ from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.models.heads import LanguageHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import two_tower_generator
-from discern.objectives.base import Phase
+from discern.objectives.base import Evaluator, Phase
 from discern.objectives.losses import DenseLogits, word_logits
 from discern.objectives.masked import sample_replacements
-from discern.objectives.metrics import ReplacedTokenEvaluator
+from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, replaced_token_metrics
 from discern.objectives.rtd import Algorithm, Generator, GeneratorInputs, Prediction, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput, TokenBatch
 
@@ -230,25 +230,17 @@ class SentenceContrast(nn.Module):
         observations = {"sentence_logits": logits.detach(), "is_tampered": tampered}
         return LossTerm(total, logits.shape[0], self._weight), observations
 
-    def evaluator(self, *weights: float) -> SentenceContrastEvaluator:
-        """An empty collector of the metrics of the tokens and of the texts."""
-        return SentenceContrastEvaluator(*weights, self._weight)
+    def evaluator(self, weights: Mapping[str, float]) -> Evaluator:
+        """An empty collector of the metrics of the tokens and of the texts.
+
+        Args:
+            weights: of the other losses.
+        """
+        return MetricsEvaluator(_metrics, {**weights, "sentence_loss": self._weight})
 
 
-class SentenceContrastEvaluator(ReplacedTokenEvaluator):
-    """The metrics of replaced token detection, and loss and accuracy over whole texts."""
-
-    def __init__(self, *weights: float) -> None:
-        *others, self._sentence_weight = weights
-        super().__init__(*others)
-
-    def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
-        super().update(output, batch)
-        logits, tampered = output.observations["sentence_logits"], output.observations["is_tampered"]
-        correct = int(((logits > 0) == tampered).sum())
-        self.add(text_loss=float(output.terms["sentence"].total.detach()), texts=len(logits), text_correct=correct)
-
-    def compute(self) -> dict[str, float]:
-        metrics, loss = super().compute(), self.ratio("text_loss", "texts")
-        metrics["loss"] += self._sentence_weight * loss
-        return metrics | {"sentence_loss": loss, "sentence_accuracy": self.ratio("text_correct", "texts")}
+def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, Binary]:
+    ratios, binary = replaced_token_metrics(output, batch)
+    logits, tampered = output.observations["sentence_logits"], output.observations["is_tampered"]
+    loss, correct = output.terms["sentence"].total, ((logits > 0) == tampered).sum()
+    return ratios | {"sentence_loss": (loss, len(logits)), "sentence_accuracy": (correct, len(logits))}, binary

@@ -17,7 +17,7 @@ from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError
-from discern.objectives.base import Objective
+from discern.objectives.base import Objective, predicts_words
 from discern.pretraining.evaluate import check_sequences, heldout_rows_of
 from discern.pretraining.resume import Resume
 from discern.pretraining.run import Plan, Replay, Run, fill_from_models, finish_run, open_run, plan
@@ -136,7 +136,7 @@ def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
         heldout_rows_of(data, planned.config)
     with torch.device("meta"):
         objective = build_objective(planned.config, vocabulary_of(planned.data))
-    if not objective.evaluator().compute().keys() & set(_WORD_LOSSES):
+    if not any(map(predicts_words, objective.networks().values())):
         raise ConfigError(
             f"objective '{planned.config.objective.name}' has no loss over words, by which the gain could be measured",
             hint=f"discern pretrain --init-from {model} starts in the same way, but measures nothing",

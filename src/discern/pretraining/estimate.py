@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
 
 from discern.artifacts.run import CHECKPOINTS, build_objective, check_words, vocabulary_of
 from discern.config.schema import to_toml
-from discern.models.base import Network
-from discern.pretraining.meta_bench import meta_steps, slot_memory
+from discern.pretraining.bench import meta_steps, slot_memory
 from discern.pretraining.resume import Resume
 from discern.pretraining.run import Plan, check_shares, epochs_of, notes_on_rows, plan, precision_of, training_stream
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, choose_device
-from discern.training.flops import RunFlops, fastest_product, run_flops
+from discern.training.flops import fastest_product, run_flops
 from discern.training.optimizer import counts_by_rule, counts_text
 from discern.training.pretrain_config import PretrainConfig
 from discern.training.replica import average_warning
@@ -28,8 +27,7 @@ from discern.training.schedule import step_sizes
 _SHARE_OF_PRODUCTS = 0.6
 
 
-@dataclass(frozen=True)
-class Estimate:
+class Estimate(NamedTuple):
     """Estimates of a run: values for programs, text for people."""
 
     values: dict[str, Any]
@@ -87,7 +85,9 @@ def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
     sizes = step_sizes(config.train, config.data)
     whole = run_flops(objective, config.train.max_steps, sizes)
     speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS * (processes if device.type == "cuda" else 1)
-    steps = _steps_in_time(config, whole, speed)
+    steps = config.train.max_steps
+    if config.train.max_hours is not None:
+        steps = max(1, min(steps, whole.steps_within(config.train.max_hours * 3600 * speed)))
     done = checkpoint.newest_step(planned.out / CHECKPOINTS) if planned.has_progress else 0
     begin = min(steps, max(done, 0 if planned.decay is None else planned.decay.step))
     # Weights that are divided take less than this.
@@ -100,7 +100,10 @@ def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
         "steps": steps - begin,
         "first_step": begin,
         "parameters": parameters,
-        "parameters_by_network": {name: _size(network) for name, network in objective.networks().items()},
+        "parameters_by_network": {
+            name: sum(parameter.numel() for parameter in nn.ModuleList(network.parts()).parameters())
+            for name, network in objective.networks().items()
+        },
         "parameters_by_optimizer": counts_by_rule(objective, config.optimizer),
         "flops": flops.executed,
         "flops_paper_convention": flops.paper,
@@ -115,33 +118,14 @@ def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
     return Estimate(values, _text(config, values, processes))
 
 
-def _steps_in_time(config: PretrainConfig, flops: RunFlops, speed: float) -> int:
-    """Number of steps of a run: all, or the estimated number that fits into its hours."""
-    if config.train.max_hours is None:
-        return config.train.max_steps
-    return max(1, min(config.train.max_steps, flops.steps_within(config.train.max_hours * 3600 * speed)))
-
-
-def _size(network: Network) -> int:
-    modules = [module for module in (network.encoder, network.head, network.bilinear) if module is not None]
-    parts = {id(p): p.numel() for module in modules for p in module.parameters()}
-    return sum(parts.values())
-
-
 def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
-    found = []
-    if config.optimizer.warmup_steps > steps // 2:
-        of = "train.max_steps" if steps == config.train.max_steps else "the steps that fit into train.max_hours, about"
-        found.append(
-            f"optimizer.warmup_steps {config.optimizer.warmup_steps:,} is more than half of {of} {steps:,}: "
-            "most of the run is warm-up"
-        )
+    warmup, average = config.optimizer.warmup_steps, average_warning(config.train, steps)
+    warnings = [] if average is None else [average]
+    if warmup > steps // 2:
+        warnings.append(f"optimizer.warmup_steps {warmup:,} is more than half of the {steps:,} steps: most of the run is warm-up")
     if epochs > 100:
-        found.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
-    average = average_warning(config.train, steps)
-    if average is not None:
-        found.append(average)
-    return found
+        warnings.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
+    return warnings
 
 
 def _steps_text(config: PretrainConfig, steps: int, first: int) -> str:

@@ -12,7 +12,7 @@ from discern.artifacts.run import EVALUATION_FILE, is_run, read_record
 from discern.data.batching.rows import RowStream
 from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
-from discern.objectives.breakdown import Breakdown
+from discern.objectives.metrics import Breakdown
 from discern.pretraining.run import heldout_stream
 from discern.pretraining.warm_start import another_tokenizer
 from discern.progress import Progress

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, is_run, read_record
-from discern.config.schema import flatten
+from discern.config.layers import Origin, Setting, Settings, parse_overrides
+from discern.config.resolve import Resolved
+from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.pretraining.decay import NEW_RUN, RECORD_KEY
 from discern.report.evaluation import BLIMP_FILE
+from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
-from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.checkpoint import Contents
+from discern.training.metrics_log import METRICS_FILE, read_metrics
+from discern.training.pretrain_config import PretrainConfig, read_written_config, resolve_pretrain_config
+from discern.training.schedule import decay_length, learning_rate
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -79,3 +86,223 @@ def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began
     if differing:
         lines = [f"  {key}: {old.get(key)} in that run, {new.get(key)} now" for key in differing]
         raise ConfigError("\n".join([f"{out} holds a run with a different configuration:", *lines]), hint=NEW_RUN)
+
+
+RECORD_KEY = "decay"
+"""Key of a decayed run's record, for the run that it continues."""
+_STABLE = ("wsd", "constant")
+NEW_RUN = "choose another --out for a new run, or --resume never to start over here (the old run is moved aside)"
+
+
+@dataclass(frozen=True)
+class DecayStart:
+    """The checkpoint of a run from which another run continues.
+
+    Attributes:
+        run: folder of the run.
+        record: its run.json.
+        config: its settings.
+        contents: the checkpoint.
+    """
+
+    run: Path
+    record: Mapping[str, Any]
+    config: PretrainConfig
+    contents: Contents
+
+    @property
+    def step(self) -> int:
+        """Step of the checkpoint."""
+        return self.contents.step
+
+    def entry(self) -> dict[str, Any]:
+        """Entries of the new run's record. Its weights began where those of the run began."""
+        began = {key: self.record[key] for key in ("start",) if key in self.record}
+        return {RECORD_KEY: {"run": str(self.run.resolve()), "step": self.step, **began}}
+
+
+def run_of(path: Path) -> tuple[Path, int | None]:
+    """The run and the step that `--decay-from` names: a run, or one of its folders `checkpoints/step-00001000`."""
+    named = re.fullmatch(r"step-(\d{8,})", path.name)
+    if named is None or path.resolve().parent.name != CHECKPOINTS:
+        return path, None
+    return path.resolve().parent.parent, int(named[1])
+
+
+def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> DecayStart:
+    """Load the checkpoint that `--decay-from` names.
+
+    Raises:
+        ConfigError: the learning rate of the run is not at its peak there, or the run mixes in other text.
+        DataError: the folder is not a run, or was trained on another data set.
+        CheckpointError: it has no intact checkpoint.
+    """
+    run, step = run_of(path)
+    record, config = read_record(run), read_written_config(run / CONFIG_FILE)
+    if "replay" in record:
+        raise ConfigError(
+            f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run that `discern pretrain` made"
+        )
+    if record["data_fingerprint"] != data.fingerprint and record["data"] == data.location:
+        raise DataError(
+            f"{run} was trained on an earlier version of {data.location}, which has changed since", hint="restore that version"
+        )
+    if record["data_fingerprint"] != data.fingerprint:
+        raise DataError(
+            f"{run} was trained on {record['data']}, but {data.location} is a different data set",
+            hint=f"give the data set of the run: --data {record['data']}",
+        )
+    if step is not None and not path.is_dir():
+        names = ", ".join(each.name for each in checkpoint.found(run / CHECKPOINTS)) or "none"
+        raise CheckpointError(
+            f"{run} has no checkpoint of step {step}; it has {names}", hint=f"--decay-from {run} continues from the newest"
+        )
+    contents = checkpoint.load_newest(run / CHECKPOINTS, warn) if step is None else checkpoint.load(path)
+    if contents is None:
+        raise CheckpointError(
+            f"{run} has no checkpoint yet",
+            hint="let it reach train.checkpoint_every_steps, or stop it with Ctrl-C, which saves a checkpoint",
+        )
+    start = DecayStart(run, record, config, contents)
+    _refuse_unstable(start)
+    return start
+
+
+def _refuse_unstable(start: DecayStart) -> None:
+    """Raise a ConfigError unless the learning rate is at its peak at the checkpoint."""
+    run, step, optimizer, train = start.run, start.step, start.config.optimizer, start.config.train
+    if optimizer.schedule not in _STABLE:
+        raise ConfigError(
+            f"{run} was trained with optimizer.schedule '{optimizer.schedule}', whose learning rate decays throughout; a decay "
+            "begins at the constant rate of 'wsd' or 'constant'",
+            hint=f"to train its weights with a new schedule: --init-from {run}",
+        )
+    begin = getattr(start.config.objective, "generator_warmup_steps", 0)  # both networks have a schedule of their own after it
+    if step - begin < max(optimizer.warmup_steps, 1):
+        raise ConfigError(
+            f"the checkpoint of step {step:,} of {run} is within the warm-up, which ends at step "
+            f"{begin + optimizer.warmup_steps:,}",
+            hint="train it for longer first",
+        )
+    used = None if train.max_hours is None else start.contents.state.get("seconds", 0.0) / 3600 / train.max_hours
+    length = train.max_steps - begin
+    if learning_rate(optimizer, step - begin - 1, length, used) < optimizer.learning_rate:
+        stable = range(begin + optimizer.warmup_steps, 0 if used else train.max_steps - decay_length(optimizer, length) + 1)
+        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if checkpoint.step_of(each) in stable]
+        hint = (
+            f"--decay-from {earlier[0]}"
+            if earlier
+            else "give a checkpoint from before the decay; train.keep_checkpoints says how many are kept"
+        )
+        raise ConfigError(f"the learning rate of {run} is already decaying at step {step:,}", hint=hint)
+
+
+def decay_settings(
+    config: PretrainConfig, folder: Path, step: int, overrides: Sequence[str], may_change: set[str]
+) -> Resolved[PretrainConfig]:
+    """The settings of the decayed run: those of the run, with a decay of as many steps as the user asks for.
+
+    The number is `optimizer.decay_steps`, or `train.max_steps` less the steps so far, or that of which
+    `optimizer.decay_fraction` of the whole run is decay.
+
+    Args:
+        config: settings of the run, or of the decayed run if that is resumed.
+        folder: folder that they come from.
+        step: step at which the decay begins.
+        overrides: values of `--set`.
+        may_change: dotted keys that may differ from those of the run.
+
+    Raises:
+        ConfigError: a setting is invalid, or may not differ.
+    """
+    given = parse_overrides(overrides)
+    if "optimizer.schedule" in given and given["optimizer.schedule"].value in ("wsd", config.optimizer.schedule):
+        del given["optimizer.schedule"]  # that of the decay is always "wsd", even if the run's own is repeated
+    origin = Origin("preset", f"run {folder}")
+    base = {key: Setting(NONE if value is None else value, origin) for key, value in flatten(config).items()}
+    # With a constant rate nothing is fitted to the length, which is not known yet.
+    plain = resolve_pretrain_config(base | given | {"optimizer.schedule": Setting("constant", origin)}, may_end_early=True)
+    steps = _decay_steps(plain, config, step)
+    own = Origin("preset", f"decay from step {step}")
+    changed = {
+        "optimizer.schedule": "wsd",
+        "optimizer.decay_steps": steps,
+        "train.max_steps": step + steps,
+        "train.max_hours": NONE,
+    }
+    settings: Settings = base | given | {key: Setting(value, own) for key, value in changed.items() if key not in given}
+    resolved = resolve_pretrain_config(settings, may_end_early=True)
+    before, now = flatten(config), flatten(resolved.config)
+    allowed = (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"}
+    wrong = sorted(key for key in now if key in given and now[key] != before.get(key) and key not in allowed)
+    if wrong:
+        lines = [f"  {key}: {before.get(key)} in that run, {now[key]} now" for key in wrong]
+        raise ConfigError(
+            "\n".join([f"a decay continues {folder} with its own settings, but these differ:", *lines]),
+            hint="leave them out; optimizer.decay_steps sets the number of steps",
+        )
+    return resolved
+
+
+def _decay_steps(plain: Resolved[PretrainConfig], config: PretrainConfig, step: int) -> int:
+    """The number of steps of the decay."""
+    optimizer, train, given = plain.config.optimizer, plain.config.train, plain.user_set
+    fraction = optimizer.decay_fraction
+    if "train.max_steps" in given:
+        steps = train.max_steps - step
+        if steps < 1:
+            raise ConfigError(
+                f"train.max_steps is {train.max_steps:,}, but the decay begins at step {step:,}",
+                hint=f"--set train.max_steps={step + 1000}, or --set optimizer.decay_steps=1000",
+            )
+        if "optimizer.decay_steps" in given and optimizer.decay_steps != steps:
+            raise ConfigError(
+                f"a decay of {optimizer.decay_steps:,} steps from step {step:,} does not end at train.max_steps "
+                f"{train.max_steps:,}",
+                hint="leave out one of optimizer.decay_steps and train.max_steps",
+            )
+        return steps
+    if optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):
+        return optimizer.decay_steps
+    if fraction == 1:
+        raise ConfigError(
+            f"optimizer.decay_fraction is 1, but {step:,} steps were trained without decay",
+            hint="--set optimizer.decay_steps=1000",
+        )
+    return max(1, round(step * fraction / (1 - fraction)))
+
+
+def risen_rate(before: PretrainConfig, now: PretrainConfig, step: int) -> str | None:
+    """A warning if a run of schedule 'wsd' that has begun to decay is resumed with more steps; otherwise None.
+
+    Args:
+        before: settings that the run was trained with.
+        step: step from which it is resumed.
+    """
+    if now.optimizer.schedule != "wsd" or now.train.max_hours is not None or now.train.max_steps <= before.train.max_steps:
+        return None
+    last = learning_rate(before.optimizer, step - 1, before.train.max_steps)
+    following = learning_rate(now.optimizer, step, now.train.max_steps)
+    if step <= now.optimizer.warmup_steps or last >= 0.9 * following:
+        return None
+    return (
+        f"the learning rate had decayed to {last:.2g} by step {step:,}, and rises to {following:.2g} again in the longer run. To "
+        "avoid this, decay into another folder (--decay-from) and continue the run itself"
+    )
+
+
+def write_start(out: Path, start: DecayStart, keep: int) -> None:
+    """Write the checkpoint, and the metrics so far, into the folder of the decayed run, which then no longer needs the other.
+
+    Raises:
+        CheckpointError: the folder cannot be written.
+    """
+    lines = [json.dumps(record) + "\n" for record in read_metrics(start.run) if record["step"] <= start.step]
+    try:
+        write_recorded(out, {METRICS_FILE: "".join(lines)})
+    except OSError as problem:
+        raise CheckpointError(
+            f"could not write {out / METRICS_FILE}: {problem.strerror or problem}",
+            hint="free some space, then run the same command again",
+        ) from problem
+    checkpoint.save(out / CHECKPOINTS, start.contents, keep)

@@ -55,19 +55,22 @@ from discern.diagnosis.health import (
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.unpadding import attention_path
 from discern.objectives.base import Objective
-from discern.pretraining.decay import (
+from discern.pretraining.resume import (
+    MAY_CHANGE,
     NEW_RUN,
     RECORD_KEY,
     DecayStart,
+    Resume,
     decay_settings,
+    had_results,
+    has_progress,
     open_start,
+    refuse_another_run,
     risen_rate,
     run_of,
     write_start,
 )
-from discern.pretraining.resume import MAY_CHANGE, Resume, had_results, has_progress, refuse_another_run
-from discern.pretraining.start_config import start_config
-from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_generator
+from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_config, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
@@ -80,14 +83,13 @@ from discern.training.flops import run_flops
 from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
 from discern.training.loop import train
 from discern.training.metrics import TimeBudget, Work
-from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.metrics_log import MetricsLog, check_trackers, read_metrics
 from discern.training.precision import Precision, check_weight_precision, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
 from discern.training.rank_environment import lock_patience
 from discern.training.replica import average_warning, num_shards
 from discern.training.schedule import step_sizes, unused_by_schedule
 from discern.training.state import BatchSource, State, TrainContext
-from discern.training.trackers import check_trackers
 
 
 def pretrain(

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from discern.config.resolve import Resolution
 from discern.config.schedule import RunPoint, SizeSchedule, check_schedule
 from discern.config.schema import OTHER_NAME, Section
-from discern.training.trackers import TrackerName
+from discern.training.metrics_log import TrackerName
 
 NO_STEP_LIMIT = 1_000_000_000
 """`train.max_steps` of a run that is limited by its time budget only."""
