@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import runpy
+import sys
 from collections.abc import Callable
+from contextlib import chdir, redirect_stderr, redirect_stdout
+from io import StringIO
+from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -107,3 +114,18 @@ def settings(vocab_size: int = 50, **model: Any) -> BuildSettings:
         "max_positions": 64,
     }
     return BuildSettings(build_config(**(sizes | model)), Vocabulary(vocab_size, SPECIAL))
+
+
+def run_python(*arguments: str | Path, cwd: str | Path = ".") -> CompletedProcess[str]:
+    """What `subprocess.run` gives for `python PROGRAM ...` or `python -m MODULE ...`, without the seconds that a process takes."""
+    argv, code, streams = [str(argument) for argument in arguments], 0, (StringIO(), StringIO())
+    is_module = argv[0] == "-m"
+    program = argv[is_module]
+    with chdir(cwd), redirect_stdout(streams[0]), redirect_stderr(streams[1]), patch.object(sys, "argv", argv[is_module:]):
+        try:
+            runpy.run_module(program, run_name="__main__") if is_module else runpy.run_path(program, run_name="__main__")
+        except SystemExit as ending:
+            code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
+            if isinstance(ending.code, str):
+                streams[1].write(ending.code)
+    return CompletedProcess(argv, code, *(stream.getvalue() for stream in streams))

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import csv
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.docs.pages import ROOT
+from tests.support import run_python
 
 PROGRAM = ROOT / "benchmarks" / "crossing.py"
 
@@ -27,12 +26,7 @@ def test_known_curves_cross_where_they_do(tmp_path: Path) -> None:
     rows = [("rtd", size, 0.5 + (size / 1e13) ** -0.5) for size in sizes]
     rows += [("mlm", size, 0.6 + 0.8 * (size / 1e13) ** -0.5) for size in sizes]
     rows.append(("mlm", 1e13, rows[3][2]))  # a second seed with the same loss: no noise
-    found = subprocess.run(
-        [sys.executable, PROGRAM, write(tmp_path / "losses.csv", rows), "--draws", "10"],
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    found = run_python(PROGRAM, write(tmp_path / "losses.csv", rows), "--draws", "10").stdout
     assert "| rtd | 0.500 | 0.50 | 1.000 |" in found
     assert "| mlm | 0.600 | 0.50 | 0.800 |" in found
     crossing = float(found.split("rtd is below mlm from ")[1].split()[0])
@@ -42,6 +36,6 @@ def test_known_curves_cross_where_they_do(tmp_path: Path) -> None:
 
 def test_two_sizes_are_no_curve(tmp_path: Path) -> None:
     path = write(tmp_path / "losses.csv", [("mlm", 1e13, 2.0), ("mlm", 2e13, 1.0)])
-    refused = subprocess.run([sys.executable, PROGRAM, path], capture_output=True, text=True, check=False)
+    refused = run_python(PROGRAM, path)
     assert refused.returncode == 1
     assert "mlm has runs of 2 sizes; a curve needs three" in refused.stderr

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+from subprocess import CompletedProcess
 
 from tests.docs.pages import ROOT
+from tests.support import run_python
 
 PROGRAM = ROOT / "benchmarks" / "judge_data.py"
 MIDDLE = "The sentence in the middle of a document is the one that is taken."
@@ -30,9 +30,8 @@ def make_data(folder: Path) -> Path:
     return folder
 
 
-def run(data: Path, out: Path, sentences: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, PROGRAM, data, "--out", out, "--text", "text/unseen", "--sentences", str(sentences)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+def run(data: Path, out: Path, sentences: int) -> CompletedProcess[str]:
+    return run_python(PROGRAM, data, "--out", out, "--text", "text/unseen", "--sentences", str(sentences))
 
 
 def test_each_file_is_what_the_program_says(tmp_path: Path) -> None:

@@ -3,11 +3,11 @@
 import random
 import re
 import shlex
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import run_python
 
 README = Path(__file__).parents[2] / "README.md"
 CHINESE = README.with_name("README.zh.md")
@@ -17,21 +17,26 @@ SMALL = {
     "--preset electra-small": "--preset tiny",
     "train.max_hours=10": "train.max_steps=4",
     "--vocab-size 16000": "--vocab-size 200",
+    "--seeds 3": "--seeds 2 --set train.max_steps=4",
 }
 
 
 def blocks(page: Path = README) -> list[str]:
     """The blocks of commands, in order; those of another language are left out."""
-    found = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
-    return [body for language, body in found if not language]
+    written = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    return [body for language, body in written if not language]
 
 
-def run_lines(commands: str, folder: Path) -> None:
-    """Run each line in a folder; every one must succeed."""
+def run_block(command: str, lines: int, folder: Path) -> None:
+    """Run the lines of the block with a command in a folder; every one must succeed."""
+    commands = next(block for block in blocks() if command in block)
+    assert commands.count("discern ") == lines
+    for written, small in SMALL.items():
+        commands = commands.replace(written, small)
     for line in commands.strip().splitlines():
         arguments = shlex.split(line)
         assert arguments[0] == "discern"
-        done = subprocess.run([sys.executable, "-m", *arguments], cwd=folder, capture_output=True, text=True, timeout=300)
+        done = run_python("-m", *arguments, cwd=folder)
         assert done.returncode == 0, (line, done.stderr)
 
 
@@ -39,21 +44,15 @@ def test_the_commands_of_your_own_text_run(tmp_path: Path) -> None:
     rng = random.Random(0)
     folder = tmp_path / "my-texts"
     folder.mkdir()
-    lines = [" ".join(rng.choices(WORDS, k=9)) + ("\n" if number % 5 == 4 else "") for number in range(2000)]
+    lines = [" ".join(rng.choices(WORDS, k=9)) + ("\n" if number % 5 == 4 else "") for number in range(600)]
     (folder / "a.txt").write_text("\n".join(lines))
-    commands = next(block for block in blocks() if "discern prepare my-texts/" in block)
-    for shortcut, small in SMALL.items():
-        commands = commands.replace(shortcut, small)
-    assert commands.count("discern ") == 5
-    run_lines(commands, tmp_path)
+    run_block("discern prepare my-texts/", 5, tmp_path)
     assert (tmp_path / "models" / "first" / "model.safetensors").is_file()
 
     rows = [f"{' '.join(rng.choices(WORDS, k=6))},{stars}" for stars in (1, 2, 3) * 20]
     (tmp_path / "reviews.csv").write_text("\n".join(["review,stars", *rows]) + "\n")
     (tmp_path / "new-reviews.csv").write_text("review\nthe old cat sat\na red bird flew\n")
-    commands = next(block for block in blocks() if "discern finetune" in block)
-    assert commands.count("discern ") == 3
-    run_lines(commands, tmp_path)
+    run_block("discern finetune", 3, tmp_path)
     assert len((tmp_path / "predicted.jsonl").read_text().splitlines()) == 2
     assert (tmp_path / "models" / "stars" / "config.json").is_file()
 
@@ -63,7 +62,7 @@ def test_every_command_that_the_pages_show_exists() -> None:
     texts = [page.read_text(encoding="utf-8") for page in pages]
     code = [block for text in texts for block in re.findall(r"```.*?```|`[^`\n]+`", text, flags=re.S)]
     shown = {verb for block in code for verb in re.findall(r"(?:^|`)discern ([a-z]+)", block, flags=re.M)}
-    help_text = subprocess.run([sys.executable, "-m", "discern", "--help"], capture_output=True, text=True).stdout
+    help_text = run_python("-m", "discern", "--help").stdout
     verbs = set(re.findall(r"^  ([a-z]+) {2,}", help_text, flags=re.M))
     assert verbs == {
         "prepare",

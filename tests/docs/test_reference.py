@@ -28,6 +28,7 @@ from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS
 from discern.training.metrics_log import HELD_OUT, read_metrics
 from discern.training.pretrain_config import load_pretrain_config
 from tests.objectives.test_conformance import batch, build, randomness
+from tests.support import run_python
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -41,7 +42,7 @@ def test_every_verb_has_a_page() -> None:
 
 def test_every_option_of_a_command_is_listed() -> None:
     page = commands.pages()["commands/detect.md"]
-    help_text = subprocess.run([sys.executable, "-m", "discern", "detect", "--help"], capture_output=True, text=True).stdout
+    help_text = run_python("-m", "discern", "detect", "--help").stdout
     options = set(re.findall(r"(?<![\w-])--[a-z-]+", help_text.partition("Options:")[2]))
     assert len(options) > 8
     assert all(f"`{option}" in page for option in options)
