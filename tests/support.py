@@ -117,7 +117,7 @@ def settings(vocab_size: int = 50, **model: Any) -> BuildSettings:
 
 
 def run_python(*arguments: str | Path, cwd: str | Path = ".") -> CompletedProcess[str]:
-    """What `subprocess.run` gives for `python PROGRAM ...` or `python -m MODULE ...`, without the seconds that a process takes."""
+    """Run `python PROGRAM ...` or `python -m MODULE ...` in this process: to start one takes seconds."""
     argv, code, streams = [str(argument) for argument in arguments], 0, (StringIO(), StringIO())
     is_module = argv[0] == "-m"
     program = argv[is_module]

@@ -1,20 +1,14 @@
 import json
-import subprocess
-import sys
 
 import pytest
 
-from discern.cli.main import main
+from tests.support import run_python
 
 SMALL = ["--preset", "tiny", "--set", "model.num_layers=1", "--vocab-size", "300", "--steps", "2"]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "discern", "bench", *arguments], capture_output=True, text=True, timeout=180)
-
-
 def test_json_is_one_object_and_nothing_else() -> None:
-    done = run(*SMALL, "--json")
+    done = run_python("-m", "discern", "bench", *SMALL, "--json")
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["preset"] == "tiny"
@@ -24,7 +18,7 @@ def test_json_is_one_object_and_nothing_else() -> None:
 
 
 def test_people_get_a_table_and_a_sentence() -> None:
-    done = run(*SMALL)
+    done = run_python("-m", "discern", "bench", *SMALL)
     assert done.returncode == 0, done.stderr
     head, *rows, sentence = done.stdout.strip().splitlines()
     assert head.split("  ")[-1].strip() == "forward only"
@@ -33,32 +27,20 @@ def test_people_get_a_table_and_a_sentence() -> None:
     assert "sequences of 32 per step" in sentence
 
 
-def test_two_processes_share_the_step() -> None:
-    done = run(*SMALL, "--nproc", "2", "--json")
-    assert done.returncode == 0, done.stderr
-    figures = json.loads(done.stdout)
-    assert figures["processes"] == 2
-    assert figures["micro_batch_size"] == 4
-
-
-def test_the_meta_device_counts_without_computing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_meta_device_counts_without_computing() -> None:
     # XLNet-Large would need dozens of gigabytes.
     few = ["--set", "model.num_layers=3", "--set", "train.sequences_per_step=64"]
-    monkeypatch.setattr(sys, "argv", ["discern", "bench", "--preset", "xlnet-large", *few, "--device", "meta", "--json"])
-    with pytest.raises(SystemExit):
-        main()
-    figures = json.loads(capsys.readouterr().out)
+    done = run_python("-m", "discern", "bench", "--preset", "xlnet-large", *few, "--device", "meta", "--json")
+    figures = json.loads(done.stdout)
     assert figures["flops_per_step"] == figures["flops_per_position"] * 64 * 512 > 0
     assert figures["peak_memory_bytes"] > 16 * figures["parameters"]
     assert (figures["precision"], figures["micro_batch_size"]) == ("bfloat16", 8)
-    monkeypatch.setattr(sys, "argv", ["discern", "bench", *SMALL, "--device", "meta"])
-    with pytest.raises(SystemExit):
-        main()
-    assert "GiB of tensors. Nothing was computed." in capsys.readouterr().out
+    shown = run_python("-m", "discern", "bench", *SMALL, "--device", "meta").stdout
+    assert "GiB of tensors. Nothing was computed." in shown
 
 
 @pytest.mark.parametrize(
-    ("arguments", "says"),
+    ("arguments", "message"),
     [
         ([], "no configuration"),
         (["--preset", "tiny", "--fill", "1.5"], "--fill"),
@@ -66,13 +48,7 @@ def test_the_meta_device_counts_without_computing(monkeypatch: pytest.MonkeyPatc
         (["--preset", "tiny", "--device", "warp"], "there is no device"),
     ],
 )
-def test_what_is_asked_wrongly(
-    arguments: list[str], says: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["discern", "bench", *arguments])
-    with pytest.raises(SystemExit) as caught:
-        main()
-    captured = capsys.readouterr()
-    assert caught.value.code == 2
-    assert says in captured.err
-    assert captured.out == ""
+def test_wrong_arguments_are_refused(arguments: list[str], message: str) -> None:
+    refused = run_python("-m", "discern", "bench", *arguments)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert message in refused.stderr

@@ -40,7 +40,7 @@ WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw 
 LABELS = ("entailment", "not_entailment")
 BODY = """
 [finetune]
-set = { "train.max_steps" = 6, "task.sequence_length" = 16 }
+set = { "train.max_steps" = 2, "task.sequence_length" = 16 }
 [[run]]
 name = "rtd"
 [[run]]
@@ -50,6 +50,7 @@ set = { "objective.name" = "mlm" }
 
 
 LONG = BODY.replace('name = "mlm"', 'name = "mlm"\nbudget = 0.1')
+STEPS = ("train.max_steps=80", "train.checkpoint_every_steps=10")
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +86,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def uninterrupted(world: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """A comparison that nothing stopped."""
     folder = tmp_path_factory.mktemp("uninterrupted")
-    return run(request(world, folder, 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=("train.max_steps=150",)))
+    return run(request(world, folder, 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=STEPS))
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def test_results_alone_count_as_done_and_a_changed_setting_is_refused(world: Pat
     with pytest.raises(ConfigError, match=r"train\.max_steps was 16, is 20"):
         run(replace(copy, overrides=("train.max_steps=20",)))
     with pytest.raises(ConfigError, match="fine-tuned on rte with other set"):
-        run(request(world, tmp_path / "other", 'seeds = 1\ntasks = ["rte"]\n', BODY.replace('" = 6', '" = 7'), out=copy.out))
+        run(request(world, tmp_path / "other", 'seeds = 1\ntasks = ["rte"]\n', BODY.replace('" = 2', '" = 3'), out=copy.out))
     with pytest.raises(DataError, match=r"rtd, seed 0 is pre-trained, but its encoder is gone .* and chunk needs it"):
         run(request(world, tmp_path / "more", 'seeds = 1\ntasks = ["rte", "chunk"]\n', out=copy.out))
     changed = world / "changed"
@@ -286,23 +287,21 @@ def test_more_seeds_more_tasks_and_more_runs_go_on(world: Path, tmp_path: Path) 
 def test_stopped_it_goes_on_to_the_same_result(
     world: Path, uninterrupted: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
-    asked = request(world, tmp_path / "cut", 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=("train.max_steps=150",))
-    line = [
+    asked = request(world, tmp_path / "cut", 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=STEPS)
+    line: list[str | Path] = [
         sys.executable,
         "-m",
         "discern",
         "compare",
         asked.config,
         "--preset",
-        "tiny",
+        asked.preset,
         "--data",
         asked.data,
-        "--out",
-        asked.out,
     ]
-    line += ["--task-data", asked.task_data, "--set", "train.max_steps=150", "--json"]
-    process = subprocess.Popen([str(part) for part in line], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    checkpoint = asked.out / "work" / "rtd" / "seed-0" / "pretraining" / "checkpoints" / "step-00000040"
+    line += ["--out", asked.out, "--task-data", asked.task_data, "--json", *(f"--set={setting}" for setting in STEPS)]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    checkpoint = asked.out / "work" / "rtd" / "seed-0" / "pretraining" / "checkpoints" / "step-00000010"
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -354,12 +353,12 @@ def test_equal_tokens(world: Path, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("unverified")
 def test_equal_seconds(world: Path, tmp_path: Path) -> None:
     asked = request(
-        world, tmp_path, 'equal = "seconds"\nseeds = 1\n', overrides=("train.max_steps=60", "train.log_every_steps=1")
+        world, tmp_path, 'equal = "seconds"\nseeds = 1\n', overrides=("train.max_steps=24", "train.log_every_steps=1")
     )
     found = run(asked)
     rtd, mlm = found["runs"]
-    assert rtd["steps"] == 60
-    step = rtd["seconds"] / 60
+    assert rtd["steps"] == 24
+    step = rtd["seconds"] / 24
     assert rtd["seconds"] <= mlm["seconds"] < rtd["seconds"] + 20 * step + 0.5
     assert run(asked) == found
     head, half = 'equal = "seconds"\nseeds = 1\n', BODY + "budget = 0.5\n"

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from tests.support import run_python
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 SAYS = {
@@ -22,15 +21,9 @@ def test_every_script_is_tried() -> None:
     assert {path.stem for path in EXAMPLES.glob("*.py")} == SAYS.keys()
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
 @pytest.mark.parametrize("name", SAYS)
 def test_a_script_runs_and_says_what_it_promises(name: str) -> None:
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", str(EXAMPLES / f"{name}.py")],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        env=environment,
-    )
+    done = run_python(EXAMPLES / f"{name}.py")
     assert done.returncode == 0, done.stderr
     assert SAYS[name] in done.stdout

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
+from discern.models import encoders
 from tests.interop.small_tokenizers import small_tokenizer
 from tests.pretraining.test_evaluate import prepared
+from tests.support import run_python
 
 # All that another package writes: settings, the module, its FLOPs; and one line in its entry points.
 PACKAGE = """
@@ -62,53 +64,49 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return prepared(folder / "data", folder / "tokenizer.json")
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder with the package, installed as far as entry points go."""
-    folder = tmp_path / "packages"
+@pytest.fixture(autouse=True, scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The package, installed as far as entry points go."""
+    folder = tmp_path_factory.mktemp("packages")
     about = folder / "windows-1.0.dist-info"
-    about.mkdir(parents=True)
+    about.mkdir()
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: windows\nVersion: 1.0\n")
     (about / "entry_points.txt").write_text("[discern.encoders]\nwindows = window_encoder:WindowEncoder\n")
     (folder / "window_encoder.py").write_text(PACKAGE)
-    return folder
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        patch.setattr(encoders, "_targets", dict(encoders._targets))
+        patch.setattr(encoders, "_entry_points_read", False)
+        yield
+    sys.modules.pop("window_encoder", None)
 
 
-def discern(package: Path, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A command in a process that finds the package."""
-    path = os.pathsep.join([str(package), *sys.path])
-    command = [sys.executable, "-m", "discern", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}, check=False)
+discern = partial(run_python, "-m", "discern")
 
 
-def test_it_is_trained_with_its_own_setting(package: Path, data: Path, tmp_path: Path) -> None:
+def test_it_is_trained_with_its_own_setting(data: Path, tmp_path: Path) -> None:
     chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=2"
     run = "--data", data, "--out", tmp_path / "run", "--device", "cpu", "--json"
-    planned = discern(package, "pretrain", *chosen, *run, "--dry-run")
+    planned = discern("pretrain", *chosen, *run, "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert json.loads(planned.stdout)["flops"] > 0
-    done = discern(package, "pretrain", *chosen, *run, "--set", "train.max_steps=3")
+    done = discern("pretrain", *chosen, *run, "--set", "train.max_steps=3")
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["step"] == 3
     written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())["model"]
     assert (written["encoder"], written["window"]) == ("windows", 2)
     assert not written.keys() & {"normalization", "initialization", "clamp_length", "activation"}
-    evaluated = discern(package, "evaluate", tmp_path / "run", "--json")
+    evaluated = discern("evaluate", tmp_path / "run", "--json")
     assert evaluated.returncode == 0, evaluated.stderr
-
-
-def test_its_setting_is_checked_and_its_own(package: Path) -> None:
-    wrong = discern(package, "config", "show", "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=0")
-    assert wrong.returncode == 2
-    assert "model.window is 0; expected a whole number of at least 1" in wrong.stderr
-    other = discern(package, "config", "show", "--preset", "tiny", "--set", "model.window=2")
-    assert other.returncode == 2
-    assert "encoder 'windows' has it: --set model.encoder=windows" in other.stderr
-
-
-def test_it_has_no_form_in_transformers(package: Path, data: Path, tmp_path: Path) -> None:
-    chosen = "--preset", "tiny", "--set", "model.encoder=windows", "--set", "train.max_steps=1"
-    assert discern(package, "pretrain", *chosen, "--data", data, "--out", tmp_path / "run", "--device", "cpu").returncode == 0
-    exported = discern(package, "export", tmp_path / "run", "--out", tmp_path / "model")
+    exported = discern("export", tmp_path / "run", "--out", tmp_path / "model")
     assert exported.returncode == 2
     assert "encoder 'windows' has no equivalent in transformers" in exported.stderr
+
+
+def test_its_setting_is_checked_and_its_own() -> None:
+    wrong = discern("config", "show", "--preset", "tiny", "--set", "model.encoder=windows", "--set", "model.window=0")
+    assert wrong.returncode == 2
+    assert "model.window is 0; expected a whole number of at least 1" in wrong.stderr
+    other = discern("config", "show", "--preset", "tiny", "--set", "model.window=2")
+    assert other.returncode == 2
+    assert "encoder 'windows' has it: --set model.encoder=windows" in other.stderr
