@@ -46,8 +46,8 @@ with join_ranks("cpu") as ranks:
         steps = dict(max_steps=10, log_every_steps=1, evaluate_every_steps=5, **parallel)
         folder = out / mode / (run_name if ranks.writes else "other")
         if optimizer == "growing":
-            own = dict(masking="entropy") if "masking" in factory.Config.model_fields else dict()
-            run = scheduled(folder, name, own=own, model=model, micro_batch_size=micro, **steps)
+            config = dict(masking="entropy") if "masking" in factory.Config.model_fields else dict()
+            run = scheduled(folder, name, config=config, model=model, micro_batch_size=micro, **steps)
         else:
             run = context(folder, objective, micro_batch_size=micro, **steps, **options)
         object.__setattr__(run, "ranks", ranks)
