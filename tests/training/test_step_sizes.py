@@ -141,8 +141,8 @@ def test_flops_of_schedules_are_those_of_their_steps(name: str, options: dict[st
         for segment in [StepSizes(SEGMENTS).at(step)]
     ]
     flops = run_flops(objective, 8, StepSizes(SEGMENTS))
-    assert flops.total.executed == pytest.approx(sum(steps), rel=1e-5)
-    assert flops.after(4).executed == pytest.approx(sum(steps[:4]), rel=1e-5)
+    assert flops.total.executed == pytest.approx(sum(steps), rel=1e-4)  # of a mask rate a hundred points are summed
+    assert flops.after(4).executed == pytest.approx(sum(steps[:4]), rel=1e-4)
 
 
 def preset(lines: str) -> dict[str, Setting]:
