@@ -1,31 +1,47 @@
-"""Damaged small files, whatever the damage and whoever reads them: the message names the file; nothing is unexpected."""
+"""Damaged and edited files, and weights that are not finite, whoever reads them: the message names the file."""
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 
+from discern.artifacts.finetuned import write_json, write_lines
 from discern.artifacts.opening import open_model
-from discern.artifacts.run import load_run
+from discern.artifacts.run import load_run, read_record
+from discern.cli.doctor import doctor
+from discern.compare.results import Unit
 from discern.convert.export import export
 from discern.convert.export_finetuned import export_task
+from discern.data.dataset.build import BuildOptions
+from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
-from discern.errors import ConfigError, DiscernError
+from discern.data.prepare import prepare
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.doctor.files import accept_folder, check_folder
+from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.inference.calibration import chosen_threshold, head_fingerprint
 from discern.inference.detection import load_detector
-from discern.inference.fill import load_filler
+from discern.inference.model import load
 from discern.inference.scoring import load_scorer
+from discern.interop.sentence_transformers import read_pooling
+from discern.pretraining.run import fill_folder
 from discern.progress import Silent
 from discern.report.finetuned_page import report_finetuned
 from discern.report.run_page import report
-from discern.storage.checksums import VARIABLE
+from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_recorded
+from discern.training import checkpoint
+from discern.training.metrics_log import read_metrics
+from discern.training.pretrain_config import read_written_config
 from tests.pretraining.test_evaluate import prepared
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
@@ -33,239 +49,307 @@ from tests.small.run import make_run
 Verb = Callable[[Path], object]
 
 
-def ignore(_: str) -> None:
+def ignore(_: object) -> None:
     """Warnings are none of these tests' business."""
 
 
-def read_whole(folder: Path) -> None:
-    """As training and evaluation read a data set."""
-    data = TokenData.open(folder)
-    data.tokenizer()
-    data.token_counts()
-    for name in ("train", "heldout"):
-        split = data.split(name)
-        split.read(0, split.num_tokens)
-        split.word_starts(0, split.num_tokens)
-        for shard in split.shards:
-            assert shard.document_starts[-1] == shard.sentence_starts[-1] == shard.info.num_tokens
+def sums(module: nn.Module) -> list[float]:
+    return [float(tensor.double().sum()) for tensor in checkpoint.model_tensors(cast(Any, module)).values()]
 
 
-def export_of(run: Path) -> None:
-    export(run, out=run.parent / "exported", all_networks=True, progress=Silent(), warn=ignore)
+def read_run(folder: Path) -> object:
+    run = load_run(folder, warn=ignore)
+    return run.weights_fingerprint, run.record, run.config, run.tokenizer.to_str(), read_metrics(folder)
 
 
-def again(folder: Path) -> None:
-    export(folder, out=folder.parent / "again", all_networks=True, progress=Silent(), warn=pytest.fail)
-
-
-def threshold(folder: Path) -> None:
-    chosen_threshold(folder, load_detector(folder, ignore), None, ignore)
-
-
-def init_from(folder: Path) -> None:
+def read_model(folder: Path) -> object:
     model = open_model(folder, warn=ignore)
-    _ = model.config, model.weights_fingerprint, model.tokenizer_fingerprints
+    weights = [sums(network.encoder) for network in model.networks().values()]
+    return weights, sums(model.objective), model.config, model.tokenizer.to_str(), model.max_length, model.weights_fingerprint
 
 
-def export_of_task(folder: Path) -> None:
-    export_task(folder, out=folder.parent / "task", progress=Silent())
+def read_task(folder: Path) -> object:
+    model = open_model(folder, warn=ignore).task_model()
+    return sums(model.objective), model.record["tasks"], model.tokenizer.to_str()
 
 
-RUN: dict[str, Verb] = {
-    "load": lambda folder: load_run(folder, warn=ignore),
-    "init-from": init_from,
-    "export": export_of,
-    "report": lambda folder: report(folder, None, warn=ignore),
-    "detect": threshold,
+def read_data(folder: Path) -> object:
+    data = TokenData.open(folder)
+    splits = [data.split(name) for name in SPLITS]
+    tokens = [(split.read(0, split.num_tokens).tolist(), split.word_starts(0, split.num_tokens).tolist()) for split in splits]
+    starts = [[*shard.document_starts, *shard.sentence_starts] for split in splits for shard in split.shards]
+    return data.manifest, data.tokenizer().to_str(), data.token_counts().tolist(), tokens, starts
+
+
+def unit_of(folder: Path) -> Unit:
+    return Unit(cast(Any, SimpleNamespace(name="small")), 1, folder, folder)
+
+
+def read_unit(folder: Path) -> object:
+    unit = unit_of(folder)
+    return unit.pretraining(), unit.scores(cast(Any, SimpleNamespace(name="own"))), read_written_config(folder / "config.toml")
+
+
+def threshold(folder: Path) -> float:
+    return chosen_threshold(folder, load_detector(folder, ignore), None, ignore).value
+
+
+VERBS: dict[str, dict[str, Verb]] = {
+    "run": {"load": read_run, "report": lambda folder: report(folder, None, warn=ignore).read_text(), "detect": threshold},
+    "export": {"open": read_model, "detect": threshold, "embed": read_pooling},
+    "finetuned": {"predict": read_task, "report": lambda folder: report_finetuned(folder, None).read_text()},
+    "task": {"predict": read_task, "embed": read_pooling},
+    "data": {"train": read_data},
+    "unit": {"compare": read_unit},
 }
-EXPORT: dict[str, Verb] = {
-    "detect": threshold,
-    "fill": lambda folder: load_filler(folder, ignore, "cpu"),
-    "score": lambda folder: load_scorer(folder, None, "cpu", warn=ignore),
-    "encode": lambda folder: open_model(folder, warn=ignore).encoder,
-    "evaluate": lambda folder: open_model(folder, warn=ignore).objective,
-    "init-from": init_from,
-    "export": again,
+"""What commands read from each kind of folder."""
+OPTIONAL = {
+    "metrics.jsonl",
+    "evaluation.json",
+    "detection.json",
+    "mistakes-own.jsonl",
+    "scores.json",
+    "pretraining.json",
+    "own.json",
 }
-FINETUNED: dict[str, Verb] = {
-    "predict": lambda folder: open_model(folder, warn=ignore).task_model(),
-    "report": lambda folder: report_finetuned(folder, None),
-    "export": export_of_task,
-}
-TASK: dict[str, Verb] = {
-    "predict": lambda folder: open_model(folder, warn=ignore).task_model(),
-    "encode": lambda folder: open_model(folder, warn=ignore).encoder,
-}
-DATA: dict[str, Verb] = {"train": read_whole}
-
-# Which verbs read a file, and so have to notice that it is gone bad; an empty card or journal is none the worse.
-FILES: dict[str, tuple[dict[str, Verb], tuple[str, ...]]] = {
-    "run/run.json": (RUN, ("load", "init-from", "export", "report", "detect")),
-    "run/config.toml": (RUN, ("load", "init-from", "export", "report", "detect")),
-    "run/tokenizer.json": (RUN, ("export", "detect")),
-    "run/token-counts.txt": (RUN, ("load", "init-from", "export", "detect")),
-    "run/metrics.jsonl": (RUN, ("report",)),
-    "run/evaluation.json": (RUN, ("report",)),
-    "run/blimp.json": (RUN, ("report",)),
-    "run/detection.json": (RUN, ("detect",)),
-    "run/checkpoints/step-00000020/state.json": (RUN, ("load", "init-from", "export", "detect")),
-    "run/checkpoints/step-00000020/checksums.json": (RUN, ("load", "init-from", "export", "detect")),
-    "export/config.json": (EXPORT, tuple(EXPORT)),
-    "export/generator/config.json": (EXPORT, ("fill", "init-from", "export")),
-    "export/tokenizer.json": (EXPORT, ("detect", "fill", "score", "encode", "evaluate", "init-from", "export")),
-    "export/tokenizer_config.json": (EXPORT, ("detect", "fill", "encode", "export")),
-    "export/discern.toml": (EXPORT, ("encode", "evaluate", "init-from")),
-    "export/README.md": (EXPORT, ("export",)),
-    "export/detection.json": (EXPORT, ("detect",)),
-    "finetuned/finetuned.json": (FINETUNED, ("predict", "export")),
-    "finetuned/results.json": (FINETUNED, ("predict", "report", "export")),
-    "finetuned/seed-0/scores.json": (FINETUNED, ("predict", "export")),
-    "finetuned/tokenizer.json": (FINETUNED, ("predict", "export")),
-    "finetuned/config.toml": (FINETUNED, ("report",)),
-    "finetuned/seed-0/mistakes-own.jsonl": (FINETUNED, ("report",)),
-    "task/config.json": (TASK, ("predict",)),
-    "data/manifest.json": (DATA, ("train",)),
-    "data/tokenizer.json": (DATA, ("train",)),
-    "data/token-counts.int64": (DATA, ("train",)),
-    "data/train-00000.documents": (DATA, ("train",)),
-    "data/train-00000.sentences": (DATA, ("train",)),
-}
-WHOLE = ("empty", "half", "garbage", "invalid byte", "a list", "a number", "an empty object", "nested")
-"""Damages after which no file of ours makes sense, but for these."""
-HARMLESS = {
-    # A card is any text. Of tables, some may hold nothing, or end early.
-    *(("export/README.md", damage) for damage in ("empty", "half", "a list", "a number", "an empty object", "nested")),
-    *(("finetuned/config.toml", damage) for damage in ("empty", "half", "a list", "a number", "an empty object", "nested")),
-    *((name, "half") for name in ("run/config.toml", "export/discern.toml", "finetuned/seed-0/mistakes-own.jsonl")),
-    ("finetuned/seed-0/mistakes-own.jsonl", "empty"),
-    ("export/tokenizer_config.json", "an empty object"),
-    ("run/blimp.json", "an empty object"),
-}
-VALUES = ([], "text", None, -1, {"a": 1}, 10**18, 1e308, "x" * 5000)
-
-
-@dataclass(frozen=True)
-class Worlds:
-    """A folder of each kind, and the bytes that every file should have."""
-
-    root: Path
-    good: dict[str, bytes]
+"""Files that need not exist, as results that are computed again."""
+UNREAD = {"README.md", "report.html", "config_sentence_transformers.json"}
 
 
 @pytest.fixture(scope="module")
-def worlds(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Worlds]:
-    root = tmp_path_factory.mktemp("worlds")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv(VARIABLE, "0")  # what a checksum notices is another test's
-        make_run(root / "run")
-        export(root / "run", out=root / "export", all_networks=True, progress=Silent(), warn=pytest.fail)
-        detector = load_detector(root / "export", pytest.fail)
-        kept = {"format": 1, "threshold": 0.7, "wanted_precision": 0.9, "head_fingerprint": head_fingerprint(detector.network)}
-        for name in ("run", "export"):
-            (root / name / "detection.json").write_text(json.dumps(kept))
-        (root / "run" / "evaluation.json").write_text(json.dumps({"step": 20, "rows": 3}))
-        (root / "run" / "blimp.json").write_text("{}")
-        make_finetuned(root / "finetuned", own=SINGLE)
-        (root / "finetuned" / "config.toml").write_text("[train]\n")
-        mistakes = [{"text": "the file", "gold": "good", "label": "bad", "badness": 0.75}] * 2
-        (root / "finetuned" / "seed-0" / "mistakes-own.jsonl").write_text("".join(json.dumps(line) + "\n" for line in mistakes))
-        results = json.loads((root / "finetuned" / "results.json").read_text())
-        results |= {"model": "a", "seconds": 2.0, "discern": "1"}
-        results["settings"] |= {"finetune.recipe": "electra", "train.sequences_per_step": 4, "optimizer.layer_decay": 0.8}
-        (root / "finetuned" / "results.json").write_text(json.dumps(results))
-        export_task(root / "finetuned", out=root / "task", progress=Silent())
-        prepared(root / "data", root / "run" / "tokenizer.json")
-        names = [path for path in root.rglob("*") if path.is_file()]
-        yield Worlds(root, {str(path.relative_to(root)): path.read_bytes() for path in names})
+def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("originals")
+    run = root / "run"
+    make_run(run)
+    export(run, out=root / "export", all_networks=True, progress=Silent(), warn=pytest.fail)
+    make_finetuned(root / "finetuned", own=SINGLE)
+    mistakes = [{"text": "the file", "gold": "good", "label": "bad", "badness": 0.75}] * 2
+    write_lines(root / "finetuned" / "seed-0" / "mistakes-own.jsonl", mistakes)
+    export_task(root / "finetuned", out=root / "task", progress=Silent())
+    data = TokenData.open(prepared(root / "data", run / "tokenizer.json"))
+    fill_folder(run, load_run(run, warn=pytest.fail).config, read_record(run), data)
+    head = head_fingerprint(load_detector(run, pytest.fail).network)
+    write_json(run / "detection.json", {"format": 1, "threshold": 0.7, "wanted_precision": 0.9, "head_fingerprint": head})
+    write_json(run / "evaluation.json", {"step": 20, "rows": 3})
+    unit = root / "unit"
+    unit.mkdir()
+    write_recorded(unit, {"config.toml": (run / "config.toml").read_text()})
+    numbers = dict.fromkeys(("steps", "seconds", "tokens", "budget"), 1)
+    texts = {"equal": "tokens", "data_fingerprint": "", "network": None, "statistics": {}, "held_out": {}, "curve": []}
+    unit_of(unit).end(texts | numbers)
+    write_json(unit / "own.json", {"format": 1, "asked": {}, "seeds": [0], "scores": [0.5], "failed_seeds": {}})
+    return root
 
 
-def damaged(good: bytes, damage: str) -> bytes:
-    """What the file may be after the damage."""
-    fixed = {
-        "empty": b"",
-        "half": good[: len(good) // 2],
-        "garbage": bytes(range(128, 256)) * 4,
-        "invalid byte": good[: len(good) // 3] + b"\xff" + good[len(good) // 3 + 1 :],
-        "a list": b"[]",
-        "a number": b"7",
-        "an empty object": b"{}",
-        "nested": b"[" * 100_000,
-    }
-    return fixed[damage]
+@pytest.fixture
+def made(originals: Path, tmp_path: Path) -> Path:
+    """Folders to damage."""
+    return shutil.copytree(originals, tmp_path / "made")
+
+
+def refusals(folder: Path, verbs: Mapping[str, Verb], expected: Mapping[str, object]) -> Iterator[DiscernError]:
+    """The errors of the verbs; those that do not fail read what is expected."""
+    for name, verb in verbs.items():
+        try:
+            value = verb(folder)
+        except DiscernError as problem:
+            yield problem
+        else:
+            assert value == expected.get(name, value), name
+
+
+def flip(path: Path, position: int = -100) -> None:
+    """Change one bit."""
+    content = bytearray(path.read_bytes())
+    content[position] ^= 1
+    path.write_bytes(content)
+
+
+def damages(good: bytes) -> dict[str, bytes]:
+    half, garbage = good[: len(good) // 2], bytes(range(128, 256)) * 4
+    return {"empty": b"", "half": half, "garbage": garbage, "a list": b"[]", "an object": b"{}", "nested": b"[" * 100_000}
+
+
+HARMLESS = {
+    "finetuned/config.toml": {"empty", "half", "a list", "an object", "nested"},
+    "finetuned/seed-0/mistakes-own.jsonl": {"empty", "half"},
+    "export/tokenizer_config.json": {"an object"},
+    "task/tokenizer_config.json": {"an object"},
+}
+"""Damages that only a checksum can tell. Of tables, some may hold nothing, or end early."""
+
+
+@pytest.mark.parametrize("verified", [True, False])
+@pytest.mark.parametrize("kind", VERBS)
+def test_a_damaged_file_is_named_or_has_no_effect(kind: str, verified: bool, made: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One changed bit is noticed by its checksum, and worse damage without it; `discern doctor --files` lists both."""
+    monkeypatch.setenv(VARIABLE, str(int(verified)))
+    folder, verbs = made / kind, VERBS[kind]
+    expected = {name: verb(folder) for name, verb in verbs.items()} if verified else {}
+    assert kind == "unit" or not check_folder(folder, Silent()).problems
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNREAD):
+        good, name = path.read_bytes(), str(path.relative_to(made))
+        for damage in (*([] if path.name in OPTIONAL else ["missing"]), 0, len(good) // 2, -1) if verified else damages(good):
+            if damage == "missing":
+                path.unlink()
+            elif isinstance(damage, int):
+                flip(path, damage)
+            else:
+                path.write_bytes(damages(good)[damage])
+            problems = list(islice(refusals(folder, verbs, expected), 1 if verified else None))
+            # A wrong digest makes the file that it belongs to appear damaged; the tokenizer of the generator is a copy.
+            is_digest, may_pass = path.name == CHECKSUMS_NAME, damage in HARMLESS.get(name, ())
+            assert all(problem.hint and (path.name in problem.message or is_digest) for problem in problems), (name, damage)
+            assert problems or may_pass or is_digest or path.parent.name == "generator", (name, damage)
+            assert kind == "unit" or not verified or check_folder(folder, Silent()).problems, (name, damage)
+            path.write_bytes(good)
+
+
+RECORDS = (
+    *("run/run.json", "run/checkpoints/step-00000020/state.json", "export/config.json", "data/manifest.json"),
+    *("finetuned/finetuned.json", "finetuned/results.json", "finetuned/seed-0/scores.json"),
+)
 
 
 def changed(good: bytes) -> Iterator[bytes]:
     """A record without each of its keys in turn, and with a wrong value under it."""
     record = json.loads(good)
-    for left_out in record:
-        yield json.dumps({key: value for key, value in record.items() if key != left_out}).encode()
-        for value in VALUES:
-            yield json.dumps({**record, left_out: value}).encode()
-
-
-@pytest.fixture
-def scratch(worlds: Worlds, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worlds]:
-    monkeypatch.setenv(VARIABLE, "0")
-    yield worlds
-    for name, content in worlds.good.items():
-        if (worlds.root / name).read_bytes() != content:
-            (worlds.root / name).write_bytes(content)
-    for left in ("exported", "again"):
-        shutil.rmtree(worlds.root / left, ignore_errors=True)
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_is_named(name: str, scratch: Worlds) -> None:
-    verbs, readers = FILES[name]
-    folder, path = scratch.root / name.partition("/")[0], scratch.root / name
-    for damage in WHOLE:
-        if damage == "invalid byte" and path.parent.name == "data" and path.suffix != ".json":
-            continue  # another number, which only its checksum can tell
-        path.write_bytes(damaged(scratch.good[name], damage))
-        for verb in readers:
-            if (name, damage) in HARMLESS:
-                with suppress(ConfigError):  # a table that ends in the middle of a key
-                    verbs[verb](folder)
-                continue
-            try:
-                with pytest.raises(DiscernError, match=re.escape(path.name)) as caught:
-                    verbs[verb](folder)
-            except BaseException as problem:
-                problem.add_note(f"{damage}, {verb}")
-                raise
-            assert caught.value.hint
-
-
-RECORDS = {
-    "run/run.json": ("load", "report"),
-    "run/evaluation.json": ("report",),
-    "run/detection.json": ("detect",),
-    "run/checkpoints/step-00000020/state.json": ("load",),
-    "export/config.json": ("detect", "encode", "export"),
-    "export/tokenizer_config.json": ("encode",),
-    "finetuned/finetuned.json": ("predict", "export"),
-    "finetuned/results.json": ("report",),
-    "finetuned/seed-0/scores.json": ("predict",),
-    "task/config.json": ("predict",),
-    "data/manifest.json": ("train",),
-}
+    for key in record:
+        yield json.dumps({name: value for name, value in record.items() if name != key}).encode()
+        for value in ([], -1, 1e308):
+            yield json.dumps({**record, key: value}).encode()
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_a_record_that_lacks_a_key_or_has_a_wrong_value_is_named_where_that_matters(name: str, scratch: Worlds) -> None:
-    verbs = FILES[name][0]
-    folder, path = scratch.root / name.partition("/")[0], scratch.root / name
-    for content in changed(scratch.good[name]):
+def test_a_record_that_lacks_a_key_or_has_a_wrong_value_is_named_where_that_matters(
+    name: str, made: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(VARIABLE, "0")
+    path, kind = made / name, name.partition("/")[0]
+    for content in changed(path.read_bytes()):
         path.write_bytes(content)
-        for verb in RECORDS[name]:
-            try:
-                verbs[verb](folder)
-            except DiscernError as problem:
-                said = str(problem)
-            except BaseException as problem:
-                problem.add_note(f"{verb}: {content[:300]!r}")
-                raise
-            else:
-                continue
+        if (problem := next(refusals(made / kind, VERBS[kind], {}), None)) is not None:
             # What describes weights may also be found to be wrong by the weights.
-            assert path.name in said or ".safetensors" in said or "no weight" in said, (verb, content[:300], said)
+            expected = (path.name, ".safetensors", "no weight", "discern.toml")
+            assert any(says in str(problem) for says in expected), (content[:300], problem)
+
+
+def test_a_data_set_without_a_manifest_is_replaced_as_the_hint_says(made: Path) -> None:
+    (made / "data" / "manifest.json").write_text("")
+
+    def again(**options: Any) -> None:
+        tokenizer, build = TokenizerChoice(made / "run" / "tokenizer.json"), BuildOptions(heldout=0.5, workers=1)
+        prepare([str(made / "data.txt")], out=made / "data", tokenizer=tokenizer, build=build, progress=Silent(), **options)
+
+    with pytest.raises(DataError, match=r"manifest\.json is damaged"):
+        again()
+    again(overwrite=True)
+    assert read_data(made / "data")
+
+
+def test_doctor_lists_what_has_changed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flip(made / "export" / "generator" / "model.safetensors")
+    (made / "export" / "tokenizer.json").unlink()
+    (made / "export" / "README.md").write_text("# Mine\n")  # a card may be edited
+    (made / "run" / "run.json").write_text("{")
+    states = {"export": {"generator/model.safetensors": "differs", "tokenizer.json": "missing"}, "run": {"run.json": "damaged"}}
+    for kind, expected in states.items():
+        with pytest.raises(SystemExit) as caught:
+            doctor(made / kind, files=True, json_output=True)
+        assert caught.value.code == 1
+        shown = json.loads(capsys.readouterr().out)
+        assert shown["kind"] == kind
+        assert {file["name"]: file["state"] for file in shown["files"] if file["state"] != "ok"} == expected
+
+
+def test_an_edited_export_is_accepted(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = made / "export" / "generator" / "config.json"
+    path.write_text(path.read_text().replace('"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'))
+    doctor(made / "export", accept=True)
+    out = capsys.readouterr().out
+    assert "generator/config.json: " in out
+    assert "accepted 1 file as" in out
+    open_model(made / "export", warn=pytest.fail).networks()
+    assert accept_folder(made / "export", pytest.fail) == []
+
+
+def test_a_folder_without_checksums_gets_them(made: Path) -> None:
+    folder = made / "export"
+    for path in (folder, folder / "generator"):
+        (path / CHECKSUMS_NAME).unlink()
+    problem = check_folder(folder, Silent()).problems[0]
+    assert (problem.name, problem.state) == ("checksums.json", "missing")
+    accepted = {change.name for change in accept_folder(folder, ignore)}
+    assert {"model.safetensors", "config.json", "generator/model.safetensors"} <= accepted
+    flip(folder / "model.safetensors")
+    with pytest.raises(DiscernError, match="was edited"):
+        read_model(folder)
+
+
+def test_what_cannot_be_checked_or_accepted_is_told(made: Path) -> None:
+    flip(made / "data" / "train-00000.tokens")
+    with pytest.raises(ConfigError, match=r"train-00000\.tokens has changed, and changed shards of a data set cannot"):
+        accept_folder(made / "data", pytest.fail)
+    for folder, says in ((made, "holds no run"), (made / "none", "does not exist")):
+        with pytest.raises(DataError, match=says):
+            check_folder(folder, Silent())
+
+
+# Weights that are not finite, although nothing is damaged.
+
+WORDS = "electra.embeddings.word_embeddings.weight"
+
+
+def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object], name: str = "model.safetensors") -> None:
+    tensors = load_file(folder / name)
+    change(tensors)
+    save_file(tensors, folder / name, {"format": "pt"})
+    accept_folder(folder, ignore)
+
+
+OPENERS: dict[str, Verb] = {
+    "detect": lambda folder: load_detector(folder, ignore),
+    "score": lambda folder: load_scorer(folder, None, "cpu", warn=ignore),
+    "encode and fine-tune": lambda folder: open_model(folder, warn=ignore).encoder,
+    "evaluate": lambda folder: open_model(folder, warn=ignore).objective,
+    "init-from": lambda folder: open_model(folder, warn=ignore).weights_fingerprint,
+    "export": lambda folder: export(folder, out=folder.parent / "again", progress=Silent(), warn=ignore),
+}
+
+
+@pytest.mark.parametrize("opener", OPENERS)
+def test_an_export_whose_weights_are_not_finite_is_refused(opener: str, made: Path) -> None:
+    edit_weights(made / "export", lambda tensors: tensors[WORDS][7, :1].fill_(float("nan")))
+    with pytest.raises(NumericsError, match=rf"model\.safetensors: '{WORDS}' holds NaN \(1 of [\d,]+ values"):
+        OPENERS[opener](made / "export")
+
+
+def test_a_run_or_a_fine_tuning_whose_weights_are_not_finite_is_refused(made: Path) -> None:
+    edit_weights(made / "finetuned", lambda tensors: next(iter(tensors.values())).fill_(float("inf")), "seed-0/model.safetensors")
+    with pytest.raises(NumericsError, match=r"seed-0/model\.safetensors: '[\w.]+' holds infinite values"):
+        read_task(made / "finetuned")
+    good = load_run(made / "run", warn=pytest.fail).objective
+    tensors = {name: torch.full_like(tensor, float("nan")) for name, tensor in checkpoint.model_tensors(good).items()}
+    checkpoint.save(made / "run" / "checkpoints", checkpoint.Contents(tensors, {}, {}, {"step": 30}), 2)
+    with pytest.raises(NumericsError, match=r"step-00000030/model\.safetensors: '[\w.]+' holds NaN"):
+        read_run(made / "run")
+
+
+def test_large_weights_are_finite_although_their_sum_is_not(made: Path) -> None:
+    edit_weights(made / "export", lambda tensors: tensors[WORDS].fill_(3e38))
+    assert open_model(made / "export", warn=pytest.fail).encoder
+
+
+@pytest.mark.filterwarnings("ignore")  # of words that the vocabulary lacks
+def test_what_overflows_in_the_network_is_no_answer(made: Path) -> None:
+    def enlarge(tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            if "LayerNorm.weight" in name or "dense" in name:
+                tensor.fill_(1e38)
+
+    for name in ("generator/model.safetensors", "model.safetensors"):
+        edit_weights(made / "export", enlarge, name)
+    model = load(made / "export", device="cpu")
+    for verb, text in ((model.detect, "a"), (model.fill, "[MASK]"), (model.encode, ["a"]), (model.score, ["a"])):
+        with pytest.raises(NumericsError, match="not finite"):
+            verb(text)  # type: ignore[operator]
