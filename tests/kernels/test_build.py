@@ -12,7 +12,7 @@ import torch
 
 from discern import kernels
 from discern.kernels import build
-from discern.kernels.build import Kernels, forget_old, is_sound, keep, private_folders
+from discern.kernels.build import Kernels, is_sound, keep, private_folders
 from tests.paths import on_path
 
 
@@ -37,7 +37,6 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     def copied(compiler: str, runtime: Path, target: Path) -> None:
         with TemporaryDirectory(dir=target.parent) as folder:
             places.append(target)
-            forget_old(target.parent)
             (Path(folder) / "made").write_bytes(library)
             keep(Path(folder) / "made", target)
 
@@ -118,17 +117,6 @@ def test_a_relative_cache(cache: Path, tmp_path: Path, compiled: list[Path], mon
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DISCERN_CACHE", ".")
     assert load_afresh().library is not None
-
-
-def test_what_was_built_long_ago_is_removed(cache: Path, compiled: list[Path]) -> None:
-    cache.mkdir()
-    old, recent = cache / "kernels-0.so", cache / "kernels-1.so"
-    for path in (old, recent):
-        path.touch()
-    os.utime(old, (0, 0))
-    load_afresh()
-    assert not old.exists()
-    assert recent.exists()
 
 
 def test_a_library_that_cannot_be_loaded(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

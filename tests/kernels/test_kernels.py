@@ -381,17 +381,17 @@ def relative_case(rows: int, queries: int, keys: int, length: int, *, segments: 
     relation[:, 0] = 0
     return {
         "content": draws(2, rows, queries, keys, scale=2, low=low),
-        "apart": draws(2, rows, queries, keys + length, seed=2, scale=2, low=low),
+        "distance": draws(2, rows, queries, keys + length, seed=2, scale=2, low=low),
         "gain": draws(2, rows, queries, seed=3) if segments == 2 else None,
         "relation": relation if segments else None,
         "starts": torch.randint(0, length + 1, (rows, queries), generator=random),
     }
 
 
-def double_relative(content: Tensor, apart: Tensor, gain: Tensor | None, relation: Tensor | None, starts: Tensor) -> Tensor:
+def double_relative(content: Tensor, distance: Tensor, gain: Tensor | None, relation: Tensor | None, starts: Tensor) -> Tensor:
     """The same in double precision, straight from the definition."""
     columns = (starts[..., None] + torch.arange(content.shape[-1])).expand(content.shape[0], -1, -1, -1)
-    scores = content.double() + apart.double().gather(-1, columns)
+    scores = content.double() + distance.double().gather(-1, columns)
     if gain is not None:
         scores = scores + gain.double()[..., None] * (relation == 2)
     if relation is None:
@@ -408,7 +408,7 @@ def test_relative_softmax(sizes: tuple[int, int, int, int], segments: int, low: 
     ours = kernels.relative_softmax(**case, probability=0.0)
     assert ours.dtype == case["content"].dtype
     assert segments == 0 or not ours[:, :, 0].any(), "who sees nothing gathers nothing"
-    inputs = [case[name] for name in ("content", "apart", "gain") if case[name] is not None]
+    inputs = [case[name] for name in ("content", "distance", "gain") if case[name] is not None]
     compare(ours, double_relative(**case), inputs, 0.02 if low else 1e-6)
 
 
@@ -420,4 +420,4 @@ def test_relative_softmax_drops_the_same_forwards_and_backwards() -> None:
     ours = kernels.relative_softmax(**case, probability=0.25)
     remains = (ours != 0).double()
     assert float(remains[definition > 0].mean()) == pytest.approx(0.75, abs=0.01)
-    compare(ours, definition * remains / 0.75, [case["content"], case["apart"]], 1e-5)
+    compare(ours, definition * remains / 0.75, [case["content"], case["distance"]], 1e-5)

@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -26,7 +25,6 @@ import torch
 
 from discern.storage.checksums import cache_folder
 
-_KEPT_SECONDS = 90 * 24 * 3600
 _DIGEST_BYTES = 32
 
 
@@ -63,14 +61,6 @@ def keep(made: Path, target: Path) -> None:
     made.replace(target)
 
 
-def forget_old(folder: Path) -> None:
-    """Remove old libraries, which most likely belong to other versions; they are rebuilt if needed."""
-    for path in folder.glob("kernels-*.so"):
-        with suppress(OSError):
-            if time.time() - path.lstat().st_mtime > _KEPT_SECONDS:
-                path.unlink()
-
-
 def _is_usable(folder: Path) -> bool:
     """Whether a folder exists or could be created, and is private to this user."""
     try:
@@ -84,9 +74,9 @@ def _is_usable(folder: Path) -> bool:
 
 def _is_own(path: Path, kind: Callable[[int], bool]) -> bool:
     """Whether `path` itself, not the target of a link, is of this kind, belongs to this user, and is not writable by others."""
-    found = path.lstat()
-    others_write = found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
-    return kind(found.st_mode) and found.st_uid == os.geteuid() and not others_write
+    status = path.lstat()
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return kind(status.st_mode) and status.st_uid == os.geteuid() and not others_write
 
 
 _FOLDER = Path(__file__).parent
@@ -117,13 +107,12 @@ def load_kernels() -> Kernels:
         return Kernels(None, "switched off by DISCERN_KERNELS=0")
     if sys.platform != "linux":
         return Kernels(None, f"not built on {sys.platform}")
+    if (runtime := _openmp_runtime()) is None:
+        return Kernels(None, "torch runs without OpenMP here")
     compilers = _compilers()
     if not compilers:
         return Kernels(None, "no C compiler found (looked for $CC, cc, gcc and clang)")
-    runtime = _openmp_runtime()
-    if runtime is None:
-        return Kernels(None, "torch runs without OpenMP here")
-    found = Kernels(None, "torch runs with GCC's OpenMP, which code compiled by clang cannot use: install gcc")
+    result = Kernels(None, "torch runs with GCC's OpenMP, which code compiled by clang cannot use: install gcc")
     for compiler in compilers:
         try:
             version = subprocess.run([compiler, "--version"], capture_output=True, timeout=_TIMEOUT, check=True).stdout
@@ -131,8 +120,8 @@ def load_kernels() -> Kernels:
                 continue  # it calls functions that only LLVM's OpenMP has
             return _loaded(compiler, version, runtime)
         except (OSError, subprocess.SubprocessError) as problem:
-            found = Kernels(None, f"they could not be compiled: {_reason(problem)}")
-    return found
+            result = Kernels(None, f"they could not be compiled: {_reason(problem)}")
+    return result
 
 
 def _loaded(compiler: str, version: bytes, runtime: Path) -> Kernels:
@@ -141,20 +130,14 @@ def _loaded(compiler: str, version: bytes, runtime: Path) -> Kernels:
     failure = "there is no writable folder for them that belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
         path = folder / name
-        was_there = is_sound(path)
-        try:
-            if not was_there:
-                _compile(compiler, runtime, path)
+        # A library that it was linked with may have been removed since: then it is compiled again.
+        for is_built in (True, False) if is_sound(path) else (False,):
             try:
+                if not is_built:
+                    _compile(compiler, runtime, path)
                 return Kernels(ctypes.CDLL(str(path)), str(path))
-            except OSError:
-                if not was_there:
-                    raise
-            # A library that it was linked with may have been removed: compile it again.
-            _compile(compiler, runtime, path)
-            return Kernels(ctypes.CDLL(str(path)), str(path))
-        except OSError as problem:  # a folder that cannot be written to, or from which nothing may be executed
-            failure = f"they could not be stored or loaded: {_reason(problem)}"
+            except OSError as problem:  # a folder that cannot be written to, or from which nothing may be executed
+                failure = f"they could not be stored or loaded: {_reason(problem)}"
     return Kernels(None, failure)
 
 
@@ -187,21 +170,12 @@ def _compile(compiler: str, runtime: Path, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = Path(folder) / "kernels.so"
         # Compiled and linked separately: linking with -fopenmp would add the system's runtime to that of torch.
-        steps = [
-            [compiler, *_FLAGS, "-c", *map(str, sorted(_FOLDER.glob("*.c")))],
-            [
-                compiler,
-                "-shared",
-                *(f"{path.stem}.o" for path in sorted(_FOLDER.glob("*.c"))),
-                str(runtime),
-                "-lm",
-                "-o",
-                str(made),
-            ],
-        ]
-        for step in steps:
-            subprocess.run(step, cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=True)
-        forget_old(target.parent)
+        sources = sorted(_FOLDER.glob("*.c"))
+        link = ["-shared", *(f"{path.stem}.o" for path in sources), str(runtime), "-lm", "-o", str(made)]
+        for step in ([*_FLAGS, "-c", *map(str, sources)], link):
+            subprocess.run(
+                [compiler, *step], cwd=folder, capture_output=True, text=True, errors="replace", timeout=_TIMEOUT, check=True
+            )
         keep(made, target)
 
 

@@ -17,6 +17,7 @@ from discern.kernels.build import load_kernels
 
 _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
+_KINDS: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int64, float: ctypes.c_float}
 _OUTSIDE = {2: "a target is not a valid column index", 3: "a position is not a valid row of the rotary tables"}
 
 
@@ -59,12 +60,20 @@ def draw_seed() -> int:
     return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
 
 
+def dropping(probability: float) -> tuple[int, int]:
+    """A new seed and the threshold for dropping elements with a probability."""
+    return draw_seed() if probability else 0, threshold(probability)
+
+
 def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
-    """Run a kernel. Tensors are passed as pointers (None as null), and integers as 64 bits."""
+    """Run a kernel. Tensors are passed as pointers (None as null), integers as 64 bits, and floats as 32.
+
+    Inputs that are not contiguous are copied; results have to be contiguous.
+    """
     library = load_kernels().library
     assert library is not None
-    converted = [_converted(argument) for argument in arguments]
-    code = getattr(library, f"{name}_{_NAMES[dtype]}")(*converted)
+    held = [argument.contiguous() if isinstance(argument, Tensor) else argument for argument in arguments]
+    code = getattr(library, f"{name}_{_NAMES[dtype]}")(*map(_converted, held))
     if code in _OUTSIDE:
         raise IndexError(_OUTSIDE[code])
     if code:
@@ -76,7 +85,7 @@ def _converted(argument: Any) -> Any:
         return ctypes.c_void_p(argument.data_ptr())
     if argument is None:
         return ctypes.c_void_p(None)
-    return ctypes.c_int64(argument) if isinstance(argument, int) else argument
+    return _KINDS[type(argument)](argument) if type(argument) in _KINDS else argument
 
 
 def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"] | None) -> Float[Tensor, "... F"]:
@@ -107,9 +116,8 @@ def residual_norm(
     want_low: bool,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
     """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
-    seed = draw_seed() if probability else 0
-    values, low = _ResidualNorm.apply(  # type: ignore[no-untyped-call]
-        part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
+    values, low = _Norm.apply(  # type: ignore[no-untyped-call]
+        False, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
     )
     return values, low if want_low else values
 
@@ -125,10 +133,9 @@ def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -
 
 def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float) -> Int[Tensor, "M"]:
     """Sample one id per row from the softmax of logits / temperature, by inverting the cumulative distribution function."""
-    logits = logits.contiguous()
-    found = logits.new_empty(len(logits), dtype=torch.int64)
-    call("sample", logits.dtype, logits, uniforms.float().contiguous(), found, *logits.shape, ctypes.c_float(1 / temperature))
-    return found
+    ids = logits.new_empty(len(logits), dtype=torch.int64)
+    call("sample", logits.dtype, logits, uniforms.float(), ids, *logits.shape, 1 / temperature)
+    return ids
 
 
 def add_norm(
@@ -140,9 +147,8 @@ def add_norm(
     want_low: bool,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
     """The sum residual + dropout(part + bias) in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32."""
-    seed = draw_seed() if probability else 0
-    return _AddNorm.apply(  # type: ignore[no-any-return, no-untyped-call]
-        part, bias, residual, norm.weight, norm.bias, norm.eps, seed, threshold(probability), want_low
+    return _Norm.apply(  # type: ignore[no-any-return, no-untyped-call]
+        True, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
     )
 
 
@@ -150,8 +156,7 @@ class _BiasGelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, bias: Tensor | None, needed: bool) -> Tensor:
         x = x.contiguous()
-        result = torch.empty_like(x)
-        slope = torch.empty_like(x) if needed else None
+        result, slope = torch.empty_like(x), torch.empty_like(x) if needed else None
         call("gelu", x.dtype, x, bias, result, slope, *rows_of(x))
         ctx.save_for_backward(slope, bias)
         return result
@@ -161,7 +166,7 @@ class _BiasGelu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
         slope, bias = ctx.saved_tensors
         dx, dbias = torch.empty_like(slope), _like(bias)
-        call("gelu_back", slope.dtype, slope, gradient.contiguous(), dx, dbias, *rows_of(slope))
+        call("gelu_back", slope.dtype, slope, gradient, dx, dbias, *rows_of(slope))
         return dx, dbias, None
 
 
@@ -180,7 +185,7 @@ class _Geglu(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
         x, bias = ctx.saved_tensors
         dx, dbias = torch.empty_like(x), _like(bias)
-        call("geglu_back", x.dtype, x, bias, gradient.contiguous(), dx, dbias, *rows_of(gradient))
+        call("geglu_back", x.dtype, x, bias, gradient, dx, dbias, *rows_of(gradient))
         return dx, dbias
 
 
@@ -203,10 +208,11 @@ def _dropped(x: Tensor, seed: int, limit: int) -> Tensor:
     return result
 
 
-class _ResidualNorm(torch.autograd.Function):
+class _Norm(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
+        keeps_sum: bool,
         part: Tensor,
         bias: Tensor | None,
         residual: Tensor | None,
@@ -217,82 +223,45 @@ class _ResidualNorm(torch.autograd.Function):
         limit: int,
         want_low: bool,
     ) -> tuple[Tensor, Tensor | None]:
-        part = part.contiguous()
-        residual = None if residual is None else residual.contiguous()
         rows, columns = rows_of(part)
-        values, normal = part.new_empty(part.shape, dtype=torch.float32), part.new_empty(part.shape, dtype=torch.float32)
-        low = part.new_empty(part.shape, dtype=torch.bfloat16) if want_low else None
-        deviation = part.new_empty(rows, dtype=torch.float32)
-        tensors = (part, bias, residual, gain, _or_zeros(shift, gain), values, low, normal, deviation)
-        call("norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
-        ctx.save_for_backward(normal, deviation, gain)
-        ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
-        ctx.has_bias, ctx.has_residual, ctx.has_shift = bias is not None, residual is not None, shift is not None
+        given = (part, bias, residual, gain, torch.zeros_like(gain) if shift is None else shift)
+        settings = (rows, columns, epsilon, seed, limit)
+        full, low = (torch.empty(part.shape, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+        mean, deviation = (torch.empty(rows) for _ in range(2))
+        results: tuple[Tensor, Tensor | None]
+        if keeps_sum:
+            kept, values = torch.empty(part.shape), full if not want_low else low
+            call("add_norm", part.dtype, *given, kept, *((None, low) if want_low else (full, None)), mean, deviation, *settings)
+            results = kept, values
+        else:
+            kept, results = torch.empty(part.shape), (full, low if want_low else None)
+            call("norm", part.dtype, *given, *results, kept, deviation, *settings)
+        ctx.save_for_backward(kept, mean, deviation, gain)
+        ctx.keeps_sum, ctx.dtype, ctx.drop = keeps_sum, part.dtype, (seed, limit)
+        ctx.needs = residual is not None, bias is not None, shift is not None
         ctx.set_materialize_grads(False)
-        return values, low
+        return results
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, low_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        normal, deviation, gain = ctx.saved_tensors
-        gradient = None if gradient is None else gradient.contiguous()
-        low_gradient = None if low_gradient is None else low_gradient.contiguous()
-        dresidual = torch.empty_like(normal) if ctx.has_residual else None
-        dpart = normal.new_empty(normal.shape, dtype=ctx.dtype)
-        dgain, dshift = torch.empty_like(gain), torch.empty_like(gain) if ctx.has_shift else None
-        dbias = torch.empty_like(gain) if ctx.has_bias else None
-        tensors = (gradient, low_gradient, normal, deviation, gain, dresidual, dpart, dbias, dgain, dshift)
-        call("norm_back", ctx.dtype, *tensors, *rows_of(normal), ctx.seed, ctx.limit)
-        return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
-
-
-class _AddNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,
-        part: Tensor,
-        bias: Tensor | None,
-        residual: Tensor,
-        gain: Tensor,
-        shift: Tensor | None,
-        epsilon: float,
-        seed: int,
-        limit: int,
-        want_low: bool,
-    ) -> tuple[Tensor, Tensor]:
-        part, residual = part.contiguous(), residual.contiguous()
-        rows, columns = rows_of(part)
-        total = torch.empty_like(residual)
-        normalized = torch.empty_like(residual, dtype=torch.bfloat16 if want_low else torch.float32)
-        mean, deviation = total.new_empty(rows), total.new_empty(rows)
-        results = (None, normalized) if want_low else (normalized, None)
-        tensors = (part, bias, residual, gain, _or_zeros(shift, gain), total, *results, mean, deviation)
-        call("add_norm", part.dtype, *tensors, rows, columns, ctypes.c_float(epsilon), seed, limit)
-        ctx.save_for_backward(total, mean, deviation, gain)
-        ctx.dtype, ctx.seed, ctx.limit = part.dtype, seed, limit
-        ctx.has_bias, ctx.has_shift = bias is not None, shift is not None
-        ctx.set_materialize_grads(False)
-        return total, normalized
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, normal_gradient: Tensor | None) -> tuple[Tensor | None, ...]:
-        total, mean, deviation, gain = ctx.saved_tensors
-        gradient = None if gradient is None else gradient.contiguous()
-        normal_gradient = None if normal_gradient is None else normal_gradient.contiguous()
-        low = normal_gradient is not None and normal_gradient.dtype == torch.bfloat16
-        dpart, dresidual, dgain = torch.empty_like(total, dtype=ctx.dtype), torch.empty_like(total), torch.empty_like(gain)
-        dbias = torch.empty_like(gain) if ctx.has_bias else None
-        dshift = torch.empty_like(gain) if ctx.has_shift else None
-        given = (gradient, normal_gradient, int(low), total, mean, deviation, gain)
-        call("add_norm_back", ctx.dtype, *given, dresidual, dpart, dbias, dgain, dshift, *rows_of(total), ctx.seed, ctx.limit)
-        return dpart, dbias, dresidual, dgain, dshift, None, None, None, None
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
+        kept, mean, deviation, gain = ctx.saved_tensors
+        likes = (kept, gain, gain)
+        dresidual, dbias, dshift = (torch.empty_like(like) if need else None for like, need in zip(likes, ctx.needs, strict=True))
+        dpart, dgain = torch.empty_like(kept, dtype=ctx.dtype), torch.empty_like(gain)
+        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(kept), *ctx.drop)
+        if ctx.keeps_sum:
+            low = second is not None and second.dtype == torch.bfloat16
+            call("add_norm_back", ctx.dtype, first, second, low, kept, mean, deviation, gain, *results)
+        else:
+            call("norm_back", ctx.dtype, first, second, kept, deviation, gain, *results)
+        return None, dpart, dbias, dresidual, dgain, dshift, None, None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
-        logits, targets = logits.contiguous(), targets.long().contiguous()
+        logits, targets = logits.contiguous(), targets.long()
         losses, normalizer = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
         call("entropy", logits.dtype, logits, targets, losses, normalizer, *logits.shape)
         ctx.save_for_backward(logits, targets, normalizer)
@@ -309,14 +278,14 @@ class _CrossEntropy(torch.autograd.Function):
 
 def gradient_norm(gradients: Sequence[Tensor]) -> float:
     """The joint Euclidean norm of tensors that are dense, float32 and on the CPU."""
-    found = ctypes.c_double()
-    call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(found))
-    return found.value
+    norm = ctypes.c_double()
+    call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(norm))
+    return norm.value
 
 
 def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
     """Multiply the gradients by a factor, in place."""
-    call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.c_float(factor))
+    call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), float(factor))
     torch.autograd.graph.increment_version(gradients)
 
 
@@ -341,7 +310,7 @@ def adamw(
     """
     lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
     beta1, beta2 = betas
-    numbers = [ctypes.c_float(number) for number in (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon)]
+    numbers = map(float, (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon))
     call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
     torch.autograd.graph.increment_version([*parameters, *means, *squares])
 
@@ -364,10 +333,6 @@ def _like(bias: Tensor | None) -> Tensor | None:
     return None if bias is None else torch.empty_like(bias)
 
 
-def _or_zeros(bias: Tensor | None, like: Tensor) -> Tensor:
-    return torch.zeros_like(like) if bias is None else bias
-
-
 def attention(
     packed: Float[Tensor, "T three_D"],
     num_heads: int,
@@ -387,8 +352,7 @@ def attention(
     """
     if window is not None and window < 0:
         raise ValueError(f"the window is {window}; it must be 0 or more tokens to either side")
-    seed = draw_seed() if probability else 0
-    return _Attention.apply(packed, num_heads, offsets, seed, threshold(probability), window)  # type: ignore[no-any-return, no-untyped-call]
+    return _Attention.apply(packed, num_heads, offsets, *dropping(probability), window)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotary(
@@ -418,7 +382,7 @@ def rotary(
 
 def relative_softmax(
     content: Float[Tensor, "H B Q K"],
-    apart: Float[Tensor, "H B Q W"],
+    distance: Float[Tensor, "H B Q W"],
     gain: Float[Tensor, "H B Q"] | None,
     relation: UInt8[Tensor, "B Q K"] | None,
     starts: Int[Tensor, "B Q"],
@@ -428,15 +392,14 @@ def relative_softmax(
 
     Args:
         content: term of the content.
-        apart: term of the distance, for all distances; for key j of a query it is in column `starts + j`.
+        distance: term of the distance, for all distances; for key j of a query it is in column `starts + j`.
         gain: added for keys of another segment; None if there is only one segment.
         relation: relation of each key to each query, 0: hidden, 1: in the same segment, 2: in another; None: all are 1.
         starts: column of the first key of each query; int64.
         probability: probability of dropping an attention probability.
     """
-    seed = draw_seed() if probability else 0
     gain = None if gain is None else gain.float()
-    return _RelativeSoftmax.apply(content, apart, gain, relation, starts, seed, threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+    return _RelativeSoftmax.apply(content, distance, gain, relation, starts, *dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -456,7 +419,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         packed, offsets, result, normalizer = ctx.saved_tensors
         dpacked = torch.empty_like(packed)
-        given = (*_heads(packed, ctx.num_heads, offsets, ctx.window), result, normalizer, gradient.contiguous())
+        given = (*_heads(packed, ctx.num_heads, offsets, ctx.window), result, normalizer, gradient)
         call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
         return dpacked, None, None, None, None, None
 
@@ -464,7 +427,7 @@ class _Attention(torch.autograd.Function):
 class _Rotary(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
-        tables = (cosine.float().contiguous(), sine.float().contiguous(), positions.long().contiguous())
+        tables = (cosine.float(), sine.float(), positions.long())
         ctx.save_for_backward(*tables)
         ctx.num_heads = num_heads
         return _rotated(packed, num_heads, tables, 1.0)
@@ -482,7 +445,7 @@ def _rotated(packed: Tensor, num_heads: int, tables: Sequence[Tensor], sign: flo
     result = torch.empty_like(packed)
     rows, three = packed.shape
     layout = (rows, three, 2 * num_heads, three // 3 // num_heads)
-    call("rotary", packed.dtype, packed, result, *layout, cosine, sine, positions, len(cosine), ctypes.c_float(sign))
+    call("rotary", packed.dtype, packed, result, *layout, cosine, sine, positions, len(cosine), sign)
     return result
 
 
@@ -491,20 +454,17 @@ class _RelativeSoftmax(torch.autograd.Function):
     def forward(
         ctx: Any,
         content: Tensor,
-        apart: Tensor,
+        distance: Tensor,
         gain: Tensor | None,
         relation: Tensor | None,
         starts: Tensor,
         seed: int,
         limit: int,
     ) -> Tensor:
-        content, apart, starts = content.contiguous(), apart.contiguous(), starts.contiguous()
-        gain = None if gain is None else gain.contiguous()
-        relation = None if relation is None else relation.contiguous()
-        probabilities = torch.empty_like(content)
-        dropped = torch.empty_like(content) if limit else probabilities
-        sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], apart.shape[-1])
-        call("relative", content.dtype, content, apart, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
+        probabilities = torch.empty(content.shape, dtype=content.dtype)
+        dropped = torch.empty_like(probabilities) if limit else probabilities
+        sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], distance.shape[-1])
+        call("relative", content.dtype, content, distance, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
         ctx.save_for_backward(probabilities, relation, starts)
         ctx.seed, ctx.limit, ctx.sizes, ctx.has_gain = seed, limit, sizes, gain is not None
         return dropped
@@ -514,11 +474,11 @@ class _RelativeSoftmax(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         probabilities, relation, starts = ctx.saved_tensors
         dcontent = torch.empty_like(probabilities)
-        dapart = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
+        ddistance = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
         dgain = probabilities.new_empty(probabilities.shape[:-1], dtype=torch.float32) if ctx.has_gain else None
-        given = (probabilities, gradient.contiguous(), relation, starts, dcontent, dapart, dgain)
+        given = (probabilities, gradient, relation, starts, dcontent, ddistance, dgain)
         call("relative_back", probabilities.dtype, *given, *ctx.sizes, ctx.seed, ctx.limit)
-        return dcontent, dapart, dgain, None, None, None, None
+        return dcontent, ddistance, dgain, None, None, None, None
 
 
 def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
