@@ -63,7 +63,7 @@ def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Pa
     pretrain(data=data, out=decayed, decay_from=source, overrides=("train.max_steps=16",), progress=Silent())
     assert weights(decayed, 16) == weights(tmp_path / "whole", 16)
     # By default a fifth of the whole is decay.
-    planned = estimate(data=data, out=tmp_path / "planned", decay_from=source)
+    planned = estimate(plan(data=data, out=tmp_path / "planned", decay_from=source, warn=pytest.fail))
     assert planned.values["steps"] == 5
     assert "max_steps = 25" in planned.text
 

@@ -47,7 +47,7 @@ def run(data: Path, out: Path, *overrides: str, **options: Any) -> dict[str, Any
 
 
 def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, tmp_path: Path) -> None:
-    estimated = estimate(data=data, out=tmp_path / "out", preset="tiny", overrides=SCHEDULES).values
+    estimated = estimate(plan(data=data, out=tmp_path / "out", preset="tiny", overrides=SCHEDULES, warn=pytest.fail)).values
     config, opened = load_pretrain_config(None, "tiny", SCHEDULES).config, TokenData.open(data)
     assert config.train.sequences_per_step == 4
     with torch.device("meta"):

@@ -235,7 +235,7 @@ def test_a_run_is_planned_trained_measured_examined_and_reported(heldout: bool, 
     two_part = ("data.packing=two-part", "data.sequence_length=32", "objective.memory_length=24", "train.max_steps=4")
     overrides = (*XLNET, *two_part, "train.evaluate_every_steps=2", "objective.next_sentence_weight=1")
     options: dict[str, Any] = {"data": data, "out": tmp_path / "run", "preset": "tiny", "overrides": overrides}
-    planned = estimate(**options).values
+    planned = estimate(plan(**options, warn=pytest.fail)).values
     assert planned["flops"] > planned["parameters"] * 6
     sizes = load_pretrain_config(None, "tiny", overrides).config
     slots = sizes.train.sequences_per_step * 24 * sizes.model.num_layers * sizes.model.hidden_size

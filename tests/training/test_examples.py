@@ -56,8 +56,6 @@ def test_examples_of_steps_that_are_repeated_are_dropped(tmp_path: Path) -> None
     assert not (tmp_path / EXAMPLES_FILE).exists()
     for step in (10, 20, 30):
         log.write_examples(step, [{"original": [1]}])
-    log.rewind(20)
-    assert steps() == [10, 20]
     log.close()
     MetricsLog(tmp_path, 10).close()
     assert steps() == [10]

@@ -21,7 +21,7 @@ from discern.training.loop import train
 from discern.training.metrics_log import read_metrics
 from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.state import State
-from discern.training.update_rules import AdamW, Update, fused_adamw
+from discern.training.update_rules import AdamW, Update
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings
 from tests.training.test_loop import build, context, weights
@@ -51,11 +51,11 @@ def test_the_fused_kernel_computes_the_same_update(bias_correction: bool) -> Non
         rng = torch.Generator().manual_seed(update)
         gradients = [torch.randn(5, 3, generator=rng), torch.randn(4, generator=rng)]
         rule.update(Update(ours[0], [each.clone() for each in gradients], ours[1], 0.01, 0.1, update))
-        fused_adamw(rule, Update(fused[0], [each.clone() for each in gradients], fused[1], 0.01, 0.1, update, YES))
+        rule.update(Update(fused[0], [each.clone() for each in gradients], fused[1], 0.01, 0.1, update, YES))
         for one, other in zip((*ours[0], *ours[1][0], *ours[1][1]), (*fused[0], *fused[1][0], *fused[1][1]), strict=True):
             torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
     before = [each.clone() for each in (*fused[0], *fused[1][0], *fused[1][1])]
-    fused_adamw(rule, Update(fused[0], [torch.full((5, 3), math.nan), torch.ones(4)], fused[1], 0.01, 0.1, 5, NO))
+    rule.update(Update(fused[0], [torch.full((5, 3), math.nan), torch.ones(4)], fused[1], 0.01, 0.1, 5, NO))
     assert all(map(torch.equal, before, (*fused[0], *fused[1][0], *fused[1][1])))
 
 

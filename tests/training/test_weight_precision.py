@@ -162,12 +162,12 @@ def test_the_best_weights_keep_their_precision_while_an_evaluation_is_caught_up(
     run = run_context(tmp_path, "bfloat16-masters", max_steps=1)
     before = {name: tensor.clone() for name, tensor in checkpoint.model_tensors(run.objective).items()}
 
-    def best(context: TrainContext, state: State) -> dict[str, Any]:
+    def best(context: TrainContext, state: State, moments: object) -> dict[str, float]:
         save_checkpoint(context, state, dict, tmp_path / "best")
-        state.pending, state.finished = None, True
+        state.finished = True
         return {}
 
-    monkeypatch.setattr(loop, "complete_pending", best)
+    monkeypatch.setattr(loop, "evaluate", best)
     state = State(pending={"evaluates": True, "line": {}})
     train(run, state)
     (kept,) = checkpoint.found(tmp_path / "best")

@@ -182,13 +182,12 @@ def pretrain(
         "preset": preset,
         "overrides": overrides_of(settings),
         "resume": resume,
-        "device": device,
         "init_from": _model(init_from, listener),
         "decay_from": _path(decay_from),
     }
     if dry_run:
-        return estimate(_path(config), **options).values
-    return pretraining.pretrain(_path(config), **options, progress=listener) or {}
+        return estimate(pretraining.plan(config=_path(config), **options, warn=lambda _: None), device=device).values
+    return pretraining.pretrain(_path(config), **options, device=device, progress=listener) or {}
 
 
 @checks_choices

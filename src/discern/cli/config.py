@@ -45,12 +45,13 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
     Example: discern config check my-run.toml
     """
     with command(json_output=json) as console:
-        from discern.pretraining.bench import meta_objective
+        from discern.pretraining.bench import synthetic_vocabulary
+        from discern.pretraining.run import meta_objective
         from discern.training.pretrain_config import load_pretrain_config
 
         try:
             resolved = load_pretrain_config(file, preset, set_ or ())
-            meta_objective(resolved.config, usual_vocabulary(preset))
+            meta_objective(resolved.config, synthetic_vocabulary(usual_vocabulary(preset)))
         except ConfigError as error:
             if json:
                 console.result({"valid": False, "problems": _problems(error)}, text="")

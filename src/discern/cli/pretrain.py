@@ -72,15 +72,16 @@ def pretrain(
             "init_from": None if init_from is None else console.local_model(init_from),
             "decay_from": decay_from,
         }
-        if dry_run:
-            from discern.pretraining.estimate import estimate
-
-            estimated = estimate(config, **options, device=device, processes=nproc)
-            console.result(estimated.values, text=estimated.text)
-            return
         from discern.pretraining.run import plan
         from discern.pretraining.run import pretrain as run
 
+        if dry_run:
+            from discern.pretraining.estimate import estimate
+
+            planned = plan(config=config, **options, warn=lambda _: None)
+            estimated = estimate(planned, device=device, processes=nproc)
+            console.result(estimated.values, text=estimated.text)
+            return
         launch_ranks(nproc, lambda: plan(config=config, **options, warn=lambda _: None))
         record = run(config, **options, device=device, progress=console.progress)
         if record is not None:

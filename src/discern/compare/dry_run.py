@@ -9,6 +9,7 @@ from typing import Any
 from discern.compare.plan import CONVENTION, ComparisonPlan, PlannedRun, plan_comparison
 from discern.compare.results import Unit, check_results, units
 from discern.pretraining.estimate import estimate
+from discern.pretraining.run import plan as plan_run
 
 
 def dry_run(
@@ -71,13 +72,13 @@ def _hours(plan: ComparisonPlan) -> dict[str, float]:
         elif plan.config.equal == "seconds" and run is not plan.reference:
             estimated[run.name] = estimated[plan.reference.name] * run.spec.budget
         else:
-            found = estimate(
-                run.file,
+            planned = plan_run(
+                config=run.file,
                 data=plan.data.folder,
                 out=plan.out,
                 preset=run.preset,
                 overrides=run.overrides_of(plan.seeds[0]),
-                device=plan.device,
+                warn=lambda _: None,
             )
-            estimated[run.name] = found.values["estimated_seconds"] / 3600
+            estimated[run.name] = estimate(planned, device=plan.device).values["estimated_seconds"] / 3600
     return estimated

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
@@ -20,7 +18,7 @@ from discern.errors import ConfigError
 from discern.objectives.base import Objective, predicts_words
 from discern.pretraining.evaluate import check_sequences, heldout_rows_of
 from discern.pretraining.resume import Resume
-from discern.pretraining.run import Plan, Replay, Run, fill_from_models, finish_run, open_run, plan
+from discern.pretraining.run import Plan, Replay, Run, fill_from_models, finish_run, meta_objective, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_record, write_recorded
@@ -134,8 +132,7 @@ def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
     planned = plan(init_from=model, warn=progress.note, **options)
     for data in _texts(planned).values():
         heldout_rows_of(data, planned.config)
-    with torch.device("meta"):
-        objective = build_objective(planned.config, vocabulary_of(planned.data))
+    objective = meta_objective(planned.config, vocabulary_of(planned.data))
     if not any(map(predicts_words, objective.networks().values())):
         raise ConfigError(
             f"objective '{planned.config.objective.name}' has no loss over words, by which the gain could be measured",

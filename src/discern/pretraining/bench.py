@@ -31,7 +31,7 @@ from discern.config.layers import usual_vocabulary
 from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import NumericsError
 from discern.objectives.base import Objective, Phase, Vocabulary
-from discern.pretraining.run import check_shares, workload_of
+from discern.pretraining.run import check_shares, meta_objective, workload_of
 from discern.progress import Progress, Silent
 from discern.training.compilation import shared_compilation
 from discern.training.distributed import Ranks, join_ranks
@@ -294,7 +294,7 @@ def meta_bench(config: PretrainConfig, vocab_size: int, fill: float) -> dict[str
     Args:
         fill: fraction of real tokens in the rows.
     """
-    objective = meta_objective(config, vocab_size)
+    objective = meta_objective(config, synthetic_vocabulary(vocab_size))
     precision = "bfloat16" if config.train.precision == "auto" else config.train.precision
     step = meta_steps(config, objective, precision, vocab_size, fill)
     return description(config, objective, precision, vocab_size, fill) | {
@@ -321,18 +321,6 @@ def description(
         "fill": fill,
         "precision": precision,
     }
-
-
-def meta_objective(config: PretrainConfig, vocab_size: int) -> Objective:
-    """The objective with its networks on the meta device.
-
-    Raises:
-        ConfigError: its parts don't fit together, such as an encoder that the objective cannot train.
-    """
-    with META:
-        objective = build_objective(config, synthetic_vocabulary(vocab_size))
-    objective.phases(config.train.max_steps)
-    return objective
 
 
 def synthetic_vocabulary(size: int) -> Vocabulary:

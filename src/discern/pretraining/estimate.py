@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch import nn
 
-from discern.artifacts.run import CHECKPOINTS, build_objective, check_words, vocabulary_of
+from discern.artifacts.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.config.schema import to_toml
 from discern.pretraining.bench import meta_steps, slot_memory
-from discern.pretraining.resume import Resume
-from discern.pretraining.run import Plan, check_shares, epochs_of, notes_on_rows, plan, precision_of, training_stream
+from discern.pretraining.run import Plan, check_shares, epochs_of, meta_objective, notes_on_rows, precision_of, training_stream
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, choose_device
@@ -34,57 +30,29 @@ class Estimate(NamedTuple):
     text: str
 
 
-def estimate(
-    config: Path | None = None,
-    *,
-    data: Path,
-    out: Path,
-    preset: str | None = None,
-    overrides: Sequence[str] = (),
-    resume: Resume = "auto",
-    device: str = "auto",
-    init_from: Path | None = None,
-    decay_from: Path | None = None,
-    processes: int = 1,
-) -> Estimate:
+def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Estimate:
     """Estimate parameters, memory, FLOPs and time of the rest of a run, without starting it.
 
     Memory is that of a step on a GPU, from the shapes of its tensors. Time is estimated from the speed of matrix products on this
     machine.
 
     Args:
-        processes: number of processes that train, each on a GPU of its own or all on this machine's CPU. The other arguments are
-            those of `pretrain`.
+        processes: number of processes that train, each on a GPU of its own or all on this machine's CPU.
 
     Raises:
         ConfigError, DataError: the options do not fit together.
     """
-    planned = plan(
-        data=data,
-        out=out,
-        config=config,
-        preset=preset,
-        overrides=overrides,
-        resume=resume,
-        init_from=init_from,
-        decay_from=decay_from,
-        warn=lambda _: None,
-    )
-    return _estimate(planned, choose_device(device), processes)
-
-
-def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
-    check_shares(planned.config, Ranks(0, processes, device))
+    chosen = choose_device(device)
+    check_shares(planned.config, Ranks(0, processes, chosen))
     config, data = planned.config, planned.data
-    precision = precision_of(planned, Ranks(0, 1, device)).name
+    precision = precision_of(planned, Ranks(0, 1, chosen)).name
     check_words(config, data)
     vocabulary = vocabulary_of(data)
-    with torch.device("meta"):
-        objective = build_objective(config, vocabulary)
+    objective = meta_objective(config, vocabulary)
     parameters = sum(parameter.numel() for parameter in objective.parameters())
     sizes = step_sizes(config.train, config.data)
     whole = run_flops(objective, config.train.max_steps, sizes)
-    speed = fastest_product(device, precision) * _SHARE_OF_PRODUCTS * (processes if device.type == "cuda" else 1)
+    speed = fastest_product(chosen, precision) * _SHARE_OF_PRODUCTS * (processes if chosen.type == "cuda" else 1)
     steps = config.train.max_steps
     if config.train.max_hours is not None:
         steps = max(1, min(steps, whole.steps_within(config.train.max_hours * 3600 * speed)))
@@ -112,7 +80,7 @@ def _estimate(planned: Plan, device: torch.device, processes: int) -> Estimate:
         "estimated_seconds": flops.executed / speed,
         "epochs": epochs,
         "precision": precision,
-        "device": str(device),
+        "device": str(chosen),
         "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
     }
     return Estimate(values, _text(config, values, processes))

@@ -21,7 +21,7 @@ from discern.training import checkpoint
 from discern.training.checkpoint import Contents
 from discern.training.metrics_log import METRICS_FILE, read_metrics
 from discern.training.pretrain_config import PretrainConfig, read_written_config, resolve_pretrain_config
-from discern.training.schedule import decay_length, learning_rate
+from discern.training.schedule import learning_rate
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""
@@ -49,6 +49,14 @@ def had_results(out: Path) -> bool:
     return int(log[-1]["step"]) > began + min(train.checkpoint_every_steps, train.max_steps - 1)
 
 
+def _check_data_set(run: Path, record: Mapping[str, Any], data: TokenData, hint: str) -> None:
+    """Check that a data set is the one that a run was trained on."""
+    if record["data_fingerprint"] != data.fingerprint:
+        changed = f"an earlier version of {data.location}, which has changed since"
+        another = f"{record['data']}, but {data.location} is a different data set"
+        raise DataError(f"{run} was trained on {changed if record['data'] == data.location else another}", hint=hint)
+
+
 def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began: Mapping[str, Any]) -> None:
     """Raise an error if the run in a folder differs from a planned one in anything that affects its result.
 
@@ -61,10 +69,7 @@ def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began
         ConfigError, DataError, CheckpointError: settings, data sets or first weights differ.
     """
     record = read_record(out)
-    if record["data_fingerprint"] != data.fingerprint:
-        if record["data"] == data.location:
-            raise DataError(f"{out} was trained on an earlier version of {data.location}, which has changed since", hint=NEW_RUN)
-        raise DataError(f"{out} was trained on {record['data']}, but {data.location} is a different data set", hint=NEW_RUN)
+    _check_data_set(out, record, data, NEW_RUN)
 
     # The weights that it started from
     before, now = record.get("start"), began.get("start")
@@ -143,58 +148,31 @@ def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> Deca
         raise ConfigError(
             f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run that `discern pretrain` made"
         )
-    if record["data_fingerprint"] != data.fingerprint and record["data"] == data.location:
-        raise DataError(
-            f"{run} was trained on an earlier version of {data.location}, which has changed since", hint="restore that version"
-        )
-    if record["data_fingerprint"] != data.fingerprint:
-        raise DataError(
-            f"{run} was trained on {record['data']}, but {data.location} is a different data set",
-            hint=f"give the data set of the run: --data {record['data']}",
-        )
-    if step is not None and not path.is_dir():
-        names = ", ".join(each.name for each in checkpoint.found(run / CHECKPOINTS)) or "none"
-        raise CheckpointError(
-            f"{run} has no checkpoint of step {step}; it has {names}", hint=f"--decay-from {run} continues from the newest"
-        )
+    _check_data_set(run, record, data, f"give the data set of the run, as it was then: --data {record['data']}")
     contents = checkpoint.load_newest(run / CHECKPOINTS, warn) if step is None else checkpoint.load(path)
     if contents is None:
         raise CheckpointError(
             f"{run} has no checkpoint yet",
             hint="let it reach train.checkpoint_every_steps, or stop it with Ctrl-C, which saves a checkpoint",
         )
-    start = DecayStart(run, record, config, contents)
-    _refuse_unstable(start)
-    return start
 
-
-def _refuse_unstable(start: DecayStart) -> None:
-    """Raise a ConfigError unless the learning rate is at its peak at the checkpoint."""
-    run, step, optimizer, train = start.run, start.step, start.config.optimizer, start.config.train
+    # The learning rate must be at its peak
+    optimizer, train = config.optimizer, config.train
     if optimizer.schedule not in _STABLE:
         raise ConfigError(
             f"{run} was trained with optimizer.schedule '{optimizer.schedule}', whose learning rate decays throughout; a decay "
             "begins at the constant rate of 'wsd' or 'constant'",
             hint=f"to train its weights with a new schedule: --init-from {run}",
         )
-    begin = getattr(start.config.objective, "generator_warmup_steps", 0)  # both networks have a schedule of their own after it
-    if step - begin < max(optimizer.warmup_steps, 1):
+    begin = getattr(config.objective, "generator_warmup_steps", 0)  # both networks have a schedule of their own after it
+    used = None if train.max_hours is None else contents.state.get("seconds", 0.0) / 3600 / train.max_hours
+    last, length = contents.step - begin - 1, train.max_steps - begin
+    if last + 1 < max(optimizer.warmup_steps, 1) or learning_rate(optimizer, last, length, used) < optimizer.learning_rate:
         raise ConfigError(
-            f"the checkpoint of step {step:,} of {run} is within the warm-up, which ends at step "
-            f"{begin + optimizer.warmup_steps:,}",
-            hint="train it for longer first",
+            f"at step {contents.step:,} of {run} the learning rate is not at its peak: that is within its warm-up or its decay",
+            hint="give a checkpoint between the two; train.keep_checkpoints says how many are kept",
         )
-    used = None if train.max_hours is None else start.contents.state.get("seconds", 0.0) / 3600 / train.max_hours
-    length = train.max_steps - begin
-    if learning_rate(optimizer, step - begin - 1, length, used) < optimizer.learning_rate:
-        stable = range(begin + optimizer.warmup_steps, 0 if used else train.max_steps - decay_length(optimizer, length) + 1)
-        earlier = [each for each in checkpoint.found(run / CHECKPOINTS) if checkpoint.step_of(each) in stable]
-        hint = (
-            f"--decay-from {earlier[0]}"
-            if earlier
-            else "give a checkpoint from before the decay; train.keep_checkpoints says how many are kept"
-        )
-        raise ConfigError(f"the learning rate of {run} is already decaying at step {step:,}", hint=hint)
+    return DecayStart(run, record, config, contents)
 
 
 def decay_settings(
@@ -250,16 +228,10 @@ def _decay_steps(plain: Resolved[PretrainConfig], config: PretrainConfig, step: 
     fraction = optimizer.decay_fraction
     if "train.max_steps" in given:
         steps = train.max_steps - step
-        if steps < 1:
+        if steps < 1 or ("optimizer.decay_steps" in given and optimizer.decay_steps != steps):
             raise ConfigError(
-                f"train.max_steps is {train.max_steps:,}, but the decay begins at step {step:,}",
-                hint=f"--set train.max_steps={step + 1000}, or --set optimizer.decay_steps=1000",
-            )
-        if "optimizer.decay_steps" in given and optimizer.decay_steps != steps:
-            raise ConfigError(
-                f"a decay of {optimizer.decay_steps:,} steps from step {step:,} does not end at train.max_steps "
-                f"{train.max_steps:,}",
-                hint="leave out one of optimizer.decay_steps and train.max_steps",
+                f"the decay begins at step {step:,}, so it cannot end at train.max_steps {train.max_steps:,}",
+                hint="set optimizer.decay_steps alone: --set optimizer.decay_steps=1000",
             )
         return steps
     if optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):

@@ -54,7 +54,7 @@ from discern.diagnosis.health import (
 )
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.unpadding import attention_path
-from discern.objectives.base import Objective
+from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.resume import (
     MAY_CHANGE,
     NEW_RUN,
@@ -340,7 +340,7 @@ def check(plan: Plan, ranks: Ranks) -> None:
         lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
         lambda: check_words(config, data),
         lambda: check_parameters(config, vocabulary_of(data), ranks.device, num_shards(train, ranks.world_size)),
-        lambda: _check_phases(plan),
+        lambda: meta_objective(config, vocabulary_of(data)),
         lambda: refuse_another_run(plan.out, data, config, began) if plan.has_progress else _refuse_other_files(plan),
     )
     problems: dict[str, ConfigError | DataError | CheckpointError] = {}
@@ -353,6 +353,18 @@ def check(plan: Plan, ranks: Ranks) -> None:
         raise next(iter(problems.values()))
     if problems:
         raise InvalidConfigError([Problem("", problem.message, problem.hint) for problem in problems.values()])
+
+
+def meta_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
+    """The objective of a run with its networks on the meta device.
+
+    Raises:
+        ConfigError: its parts don't fit together, or its phases do not fit into the steps of the run.
+    """
+    with torch.device("meta"):
+        objective = build_objective(config, vocabulary)
+    objective.phases(config.train.max_steps)
+    return objective
 
 
 def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
@@ -370,12 +382,6 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
                 f"{what} cannot be divided evenly among {ranks.world_size} processes",
                 hint=f"set a number of rows that is a multiple of {ranks.world_size}",
             )
-
-
-def _check_phases(plan: Plan) -> None:
-    """Check that the phases of the objective fit into the steps of the run."""
-    with torch.device("meta"):
-        build_objective(plan.config, vocabulary_of(plan.data)).phases(plan.config.train.max_steps)
 
 
 def _refuse_other_files(plan: Plan) -> None:
@@ -546,8 +552,6 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
         for name, needed in unused.items():
             notes.append(f"{section}.{name} = {getattr(settings, name)} has no effect: it needs {section}.{needed}")
     notes += notes_on_rows(plan.data, config)
-    if (last := _last_phase(run)) is not None:
-        notes.append(f"the last phase, '{last[0]}', begins after {last[1]:,} steps: train.max_hours may end the run earlier")
 
     # What the run starts from
     if plan.has_progress:
@@ -598,15 +602,6 @@ def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
         f"with a sentence, and in most rows no sentence ends early enough, so the answer 'no' is nearly always right. Prepare "
         f"the text with one sentence per line, or set a longer data.sequence_length, or objective.next_sentence_weight=0"
     ]
-
-
-def _last_phase(run: Run) -> tuple[str, int] | None:
-    """Name of the last of several phases, and the number of steps before it, if a time budget may end the run earlier."""
-    train = run.plan.config.train
-    phases = run.objective.phases(train.max_steps)
-    if train.max_hours is None or len(phases) == 1:
-        return None
-    return phases[-1].name, train.max_steps - phases[-1].steps
 
 
 def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
@@ -683,11 +678,12 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
             progress.note(f"warning: {warning}")
         if state.step < train_config.max_steps and state.seconds >= seconds:
             progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
-        last = _last_phase(run)
-        if last is not None and state.step <= last[1]:
+        last = objective.phases(train_config.max_steps)[-1]
+        if last.begins and state.step <= last.begins:
             progress.note(
-                f"warning: the time budget was used up after {state.step:,} steps; phase '{last[0]}' begins after {last[1]:,}, "
-                "so that phase has not been trained. To continue, run the same command with a larger train.max_hours"
+                f"warning: the time budget was used up after {state.step:,} steps; phase '{last.name}' begins after "
+                f"{last.begins:,}, so that phase has not been trained. To continue, run the same command with a larger "
+                "train.max_hours"
             )
     return record
 

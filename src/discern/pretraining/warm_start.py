@@ -12,7 +12,6 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -36,7 +35,6 @@ from discern.data.processes import available_cores
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.remote import is_remote, open_remote, remote_files
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of_added, word_form, word_forms
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -110,12 +108,6 @@ def another_tokenizer(data: object, fingerprint: str, model: Path, expected: str
         "stand for other tokens",
         hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {tokenizer}",
     )
-
-
-def lacks_generator(objective: Objective, start: ModelFolder) -> bool:
-    """Whether the objective has a generator for which the model has no weights."""
-    networks = objective.networks()
-    return GENERATOR in networks and _sources(networks, start)[GENERATOR] is None
 
 
 @torch.no_grad()
@@ -355,18 +347,12 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         return target
     require_single_process("--add-tokens, which first prepares a data set,")
 
-    # Check that its text can be read again
-    inputs, settings = data.manifest.inputs, cast(Any, data.manifest.configuration)
-    for name in inputs:
-        if is_remote(name):
-            _check_address(name, folder)
-        elif not name.startswith("hf:") and (name == "-" or not (Path(name).exists() or set(name) & set("*?["))):
-            raise DataError(
-                f"to add tokens, the text of {folder} is read again, but '{name}' does not exist",
-                hint="run the command in the folder where `discern prepare` was run; standard input cannot be read again",
-            )
-
     # Choose the tokens, with the options that the data set was made with: the same documents, the same ones held out
+    inputs, settings = data.manifest.inputs, cast(Any, data.manifest.configuration)
+    if "-" in inputs:
+        raise DataError(
+            f"to add tokens, the text of {folder} is read again, which standard input cannot be", hint="prepare it from a file"
+        )
     field = settings["text_field"]
     corpus = CorpusOptions(settings["documents"], None if field == "text" else field)  # 'text' is the default name
     build = BuildOptions(
@@ -422,19 +408,6 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     return target
 
 
-def _check_address(name: str, folder: Path) -> None:
-    """Open the first file at an address. Its query, which may have been a signature, is not recorded."""
-    try:
-        with closing(open_remote(next(remote_files(name)).address)) as stream:
-            stream.read(1)
-    except DataError as problem:
-        signed = "an address is recorded without its query; if it needs one, download the text and prepare it from the files"
-        raise DataError(
-            f"to add tokens, the text of {folder} is read again: {problem.message}",
-            hint=signed if name.lower().startswith("http") else problem.hint,
-        ) from problem
-
-
 STEPS = 10_000
 WARMUP_SHARE = 0.06
 """Fraction of the steps: Gururangan et al. 2020, table 13."""
@@ -483,7 +456,8 @@ def start_config(
     # A new generator is first trained alone, beside the trained discriminator.
     with torch.device("meta"):
         built = build_objective(resolved.config, vocabulary)
-    if not lacks_generator(built, start):
+    networks = built.networks()
+    if GENERATOR not in networks or _sources(networks, start)[GENERATOR] is not None:
         return resolved
     return resolve_pretrain_config(settings | {_GENERATOR_WARMUP: Setting(GENERATOR_WARMUP_SHARE, _OWN)}, earlier=earlier)
 

@@ -98,8 +98,13 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
         CheckpointError: it could not be written. Earlier checkpoints are intact, and nothing incomplete remains.
     """
     try:
-        sums = _write_tensors(make_partial(folder, contents.step), contents)
-        return publish(folder, contents.state, sums, keep)
+        partial = make_partial(folder, contents.step)
+        groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer}
+        groups |= {CARRY_FILE: contents.carry} if contents.carry else {}
+        groups |= {AVERAGE_FILE: contents.average} if contents.average else {}
+        for name, tensors in groups.items():
+            save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial / name, {"format": "pt"})
+        return publish(folder, contents.state, {name: checksum(partial / name) for name in groups}, keep)
     except (OSError, SafetensorError) as problem:
         shutil.rmtree(partial_folder(folder, contents.step), ignore_errors=True)
         raise not_written(folder, contents.step, str(problem)) from problem
@@ -144,7 +149,10 @@ def publish(folder: Path, state: Mapping[str, Any], sums: Mapping[str, str], kee
         _discard(final)
     partial.rename(final)
     sync_folder(folder)
-    _prune(folder, step, keep)
+    # A checkpoint beyond this step was damaged when the run was resumed; it stays until it is replaced.
+    for path in [path for path in found(folder) if step_of(path) <= step][keep:]:
+        with suppress(OSError):  # a remaining one is either complete or renamed, and does no harm
+            _discard(path)
     return final
 
 
@@ -170,13 +178,6 @@ def step_of(path: Path) -> int:
 def newest_step(folder: Path) -> int:
     """The step of the newest checkpoint in a folder, without checking it; 0 if there is none."""
     return max(map(step_of, found(folder)), default=0)
-
-
-def _prune(folder: Path, step: int, keep: int) -> None:
-    """Keep the newest checkpoints up to `step`. A later one was damaged when the run was resumed; it stays until replaced."""
-    for path in [path for path in found(folder) if step_of(path) <= step][keep:]:
-        with suppress(OSError):  # a remaining one is either complete or renamed, and does no harm
-            _discard(path)
 
 
 def found(folder: Path) -> list[Path]:
@@ -240,7 +241,12 @@ def load(path: Path, *, carry: bool = True) -> Contents:
     divided = check_files(path)
     state = read_record(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
     if divided:
-        groups = _divided(path)
+        from discern.training.sharded_checkpoint import read_sharded  # imports torch.distributed
+
+        groups = {MODEL_FILE: dict[str, Tensor]()}
+        for key, tensor in read_sharded(path).items():
+            file, _, name = key.partition("/")
+            groups.setdefault(f"{file}.safetensors", {})[name] = tensor
     else:
         names = {MODEL_FILE, OPTIMIZER_FILE, AVERAGE_FILE, *([CARRY_FILE] if carry else [])}
         groups = {name: _tensors(path / name) for name in names if (path / name).exists()}
@@ -253,17 +259,6 @@ def load(path: Path, *, carry: bool = True) -> Contents:
 def sharded_name(file: str, tensor: str) -> str:
     """Name of a tensor in a checkpoint that several ranks write, by the file that has it otherwise."""
     return f"{file.removesuffix('.safetensors')}/{tensor}"
-
-
-def _divided(path: Path) -> dict[str, dict[str, Tensor]]:
-    """The tensors of a checkpoint that several ranks have written, by the files that have them otherwise."""
-    from discern.training.sharded_checkpoint import read_sharded  # imports torch.distributed
-
-    groups: dict[str, dict[str, Tensor]] = {MODEL_FILE: {}}
-    for name, tensor in read_sharded(path).items():
-        file, _, own_name = name.partition("/")
-        groups.setdefault(f"{file}.safetensors", {})[own_name] = tensor
-    return groups
 
 
 def check_files(path: Path) -> bool:
@@ -308,15 +303,6 @@ def clean(folder: Path) -> None:
         for path in folder.iterdir():
             if path.name.startswith(".step-"):
                 shutil.rmtree(path, ignore_errors=True)
-
-
-def _write_tensors(folder: Path, contents: Contents) -> dict[str, str]:
-    """Write the files of tensors. Return their checksums."""
-    groups = {MODEL_FILE: contents.model, OPTIMIZER_FILE: contents.optimizer}
-    groups |= {name: tensors for name, tensors in ((CARRY_FILE, contents.carry), (AVERAGE_FILE, contents.average)) if tensors}
-    for name, tensors in groups.items():
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, folder / name, {"format": "pt"})
-    return {name: checksum(folder / name) for name in groups}
 
 
 def _discard(path: Path) -> None:

@@ -150,16 +150,16 @@ def fastest(workload: Workload, device: torch.device, timer: Timer) -> Compilati
 def measure(workload: Workload, device: torch.device, mode: Mode) -> float:
     """Milliseconds of a forward and backward pass through a few layers of the encoder, on made-up rows."""
     config = workload.model.model_copy(update={"num_layers": min(_LAYERS, workload.model.num_layers)})
-    encoder = build_encoder(build_embeddings(_VOCABULARY, config.embedding_size, config), config)
-    initialize(encoder, torch.Generator().manual_seed(0), config)
-    encoder.to(device)
-    numbers = np.arange(workload.rows)
-    batch = SyntheticRows(_VOCABULARY, workload.length, 1.0, workload.rows, 0).batch(numbers, numbers)
-    path = attention_path(encoder, device, workload.precision)
-    batch = (with_spans(batch) if path is not None and path.name == "varlen" else batch).to(device)
-    compile_encoder(encoder, mode)
     times = []
     with torch.random.fork_rng([device] if device.type == "cuda" else []), torch.enable_grad():
+        encoder = build_encoder(build_embeddings(_VOCABULARY, config.embedding_size, config), config)
+        initialize(encoder, torch.Generator().manual_seed(0), config)
+        encoder.to(device)
+        numbers = np.arange(workload.rows)
+        batch = SyntheticRows(_VOCABULARY, workload.length, 1.0, workload.rows, 0).batch(numbers, numbers)
+        path = attention_path(encoder, device, workload.precision)
+        batch = (with_spans(batch) if path is not None and path.name == "varlen" else batch).to(device)
+        compile_encoder(encoder, mode)
         for _ in range(_WARM_UP + _ROUNDS):
             begin = time.perf_counter()
             with autocast(workload.precision, device):

@@ -10,7 +10,6 @@ The objective may be on the meta device, as only its shapes are used.
 from __future__ import annotations
 
 import math
-import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.benchmark import Timer
 
 from discern.models.attention import SelfAttention
 from discern.models.base import Encoder
@@ -54,8 +54,7 @@ class Flops:
     def __sub__(self, other: Flops) -> Flops:
         return Flops(self.executed - other.executed, self.paper - other.paper)
 
-    def times(self, factor: float) -> Flops:
-        """This number multiplied by a factor."""
+    def __mul__(self, factor: float) -> Flops:
         return Flops(self.executed * factor, self.paper * factor)
 
 
@@ -76,17 +75,16 @@ class RunFlops:
 
     def after(self, steps: int) -> Flops:
         """FLOPs of the first `steps` steps. Steps beyond the last phase count like its steps."""
-        found, left = Flops(), steps
-        for number, (length, each) in enumerate(self.segments, 1):
+        total, left = Flops(), steps
+        for number, (length, step) in enumerate(self.segments, 1):
             taken = left if number == len(self.segments) else min(left, length)
-            found, left = found + each.times(taken), left - taken
-        return found
+            total, left = total + step * taken, left - taken
+        return total
 
     def steps_within(self, executed: float) -> int:
         """Maximum number of steps with at most `executed` FLOPs; may exceed the steps of the run."""
-        first = int(executed // max(each.executed for _, each in self.segments))
-        last = int(executed // min(each.executed for _, each in self.segments)) + 1
-        return first + bisect_right(range(first, last + 1), executed, key=lambda steps: self.after(steps).executed) - 1
+        most = int(executed // min(step.executed for _, step in self.segments)) + 1
+        return bisect_right(range(most + 1), executed, key=lambda steps: self.after(steps).executed) - 1
 
 
 def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlops:
@@ -95,7 +93,7 @@ def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlop
     Args:
         sizes: rows per step, over all ranks, and positions per row.
     """
-    found: list[tuple[int, Flops]] = []
+    segments: list[tuple[int, Flops]] = []
     first = 0
     for phase in objective.phases(max_steps):
         last = first + phase.steps
@@ -105,9 +103,9 @@ def run_flops(objective: Objective, max_steps: int, sizes: StepSizes) -> RunFlop
             # The share of positions that a head runs on may change within the phase.
             part = phase if len(begins) == 1 else replace(phase, steps=end - begin, begins=begin)
             size = sizes.at(begin)
-            found.append((end - begin, step_flops(objective, part, size.length, size.rows)))
+            segments.append((end - begin, step_flops(objective, part, size.length, size.rows)))
         first = last
-    return RunFlops(found)
+    return RunFlops(segments)
 
 
 def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequences: int) -> Flops:
@@ -143,7 +141,18 @@ def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: 
     """
     total = 0.0
     for part in passes:
-        towers = [_paper(tower, sequence_length) for tower in _towers(part.network.encoder)]
+        towers = [
+            PaperTransformer(
+                hidden_size=tower.config.hidden_size,
+                num_layers=tower.config.num_layers,
+                sequence_length=sequence_length,
+                vocab_size=tower.embeddings.vocab_size,
+                embedding_size=tower.embeddings.embedding_size,
+                feedforward_size=tower.config.feedforward_size,
+                num_heads=tower.config.num_heads,
+            )
+            for tower in _towers(part.network.encoder)
+        ]
         head = towers[0].binary_head
         if part.predicts_words:
             words = next(module for module in part.network.head.modules() if isinstance(module, LanguageHead))
@@ -164,19 +173,6 @@ def _towers(encoder: Encoder) -> list[Encoder]:
     return [tower for part in inner for tower in _towers(part)] if inner else [encoder]
 
 
-def _paper(encoder: Encoder, length: int) -> PaperTransformer:
-    config, embeddings = encoder.config, encoder.embeddings
-    return PaperTransformer(
-        hidden_size=config.hidden_size,
-        num_layers=config.num_layers,
-        sequence_length=length,
-        vocab_size=embeddings.vocab_size,
-        embedding_size=embeddings.embedding_size,
-        feedforward_size=config.feedforward_size,
-        num_heads=config.num_heads,
-    )
-
-
 @dataclass(frozen=True)
 class PaperTransformer:
     """FLOPs of a transformer by the convention of the released `flops_computation.py`.
@@ -184,9 +180,6 @@ class PaperTransformer:
     A product of m x n numbers counts 2 m n. The backward pass counts as much as the forward pass. An embedding lookup counts as
     the dense product with a one-hot vector, which no program executes, but which the published totals include.
 
-    Attributes:
-        attention_size: total width of the queries, keys or values of all heads; None: the hidden size.
-        decoder: whether each layer has two attentions, to itself and to the states of an encoder.
 
     Reference: Clark et al. 2020, section 3.1 and table 1; ELECTRA-Small with 1M steps of 128 sequences of 128 has 1.2937e18.
     """
@@ -198,21 +191,17 @@ class PaperTransformer:
     embedding_size: int
     feedforward_size: int
     num_heads: int
-    attention_size: int | None = None
-    decoder: bool = False
 
     @property
     def layer(self) -> float:
         """Forward pass of one layer, per token."""
         size, inner, length = self.hidden_size, self.feedforward_size, self.sequence_length
-        wide = self.attention_size or size
-        projections = 6 * size * wide + 3 * wide
-        # The script uses the hidden size for the weighted values, even if the heads are wider; kept to match the totals.
-        attention = 2 * (wide + size) * length + (_SOFTMAX + _DROPOUT + 1) * length * self.num_heads
+        projections = 6 * size**2 + 3 * size
+        attention = 4 * size * length + (_SOFTMAX + _DROPOUT + 1) * length * self.num_heads
         # The script counts this LayerNorm once per token instead of once per element; kept as well.
         output = 2 * size**2 + (2 + _DROPOUT) * size + _LAYER_NORM
         feedforward = 4 * size * inner + (1 + _ACTIVATION) * inner + (2 + _DROPOUT + _LAYER_NORM) * size
-        return (projections + attention + output) * (2 if self.decoder else 1) + feedforward
+        return projections + attention + output + feedforward
 
     @property
     def embedding(self) -> float:
@@ -252,9 +241,6 @@ class PaperTransformer:
             sequences: total number of rows: batch size times steps.
         """
         return 2 * (self.body + head) * self.sequence_length * sequences
-
-
-_LEAST, _MOST = 3, 20  # number of runs of a product, of which the fastest counts
 
 
 @dataclass(frozen=True)
@@ -391,7 +377,7 @@ def shortest_time(product: Product, device: torch.device, seconds: float = 0.05)
     """Seconds of a product alone, with its operands in the cache and its result preallocated; the shortest of some runs.
 
     Args:
-        seconds: maximum time for all runs, after the first three.
+        seconds: time for all runs.
     """
     batch = (product.batch,) if product.batch else ()
     operands = []
@@ -400,24 +386,9 @@ def shortest_time(product: Product, device: torch.device, seconds: float = 0.05)
         stored = torch.empty([sizes[axis] for axis in order], dtype=product.dtype, device=device).normal_()
         operands.append(stored.permute([order.index(axis) for axis in range(len(sizes))]))
     result = operands[0].new_empty((*batch, product.rows, product.columns))
-    multiply = torch.bmm if product.batch else torch.mm
-    times: list[float] = []
-    end = time.perf_counter() + seconds
-    while len(times) < _LEAST or (len(times) < _MOST and time.perf_counter() < end):
-        if device.type != "cuda":
-            begin = time.perf_counter()
-            multiply(*operands, out=result)
-            times.append(time.perf_counter() - begin)
-            continue
-        # Ten in a row: for a single small product, mostly the launch would be measured.
-        begin_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin_event.record()
-        for _ in range(10):
-            multiply(*operands, out=result)
-        end_event.record()
-        end_event.synchronize()
-        times.append(float(begin_event.elapsed_time(end_event)) / 1e4)
-    return min(times)
+    names = {"multiply": torch.bmm if product.batch else torch.mm, "operands": operands, "result": result}
+    timer = Timer("multiply(*operands, out=result)", globals=names, num_threads=torch.get_num_threads())
+    return min(timer.blocked_autorange(min_run_time=seconds).times)
 
 
 def fastest_product(device: torch.device, precision: str) -> float:

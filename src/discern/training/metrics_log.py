@@ -22,20 +22,10 @@ from discern.storage.files import write_text
 METRICS_FILE = "metrics.jsonl"
 EXAMPLES_FILE = "examples.jsonl"
 HELD_OUT = "heldout_"
-_OF_TRAINING = {
-    "step",
-    "tokens",
-    "seconds",
-    "tokens_per_second",
-    "data_share",
-    "host_share",
-    "device_share",
-    "learning_rate",
-    "grad_norm",
-    "flops",
-    "peak_memory_bytes",
-    "generator_entropy",  # of adversarial training
-}
+_OF_TRAINING = set(
+    "step tokens seconds tokens_per_second data_share host_share device_share learning_rate grad_norm flops peak_memory_bytes "
+    "generator_entropy".split()
+)
 
 
 class MetricsLog:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cache
@@ -109,28 +109,19 @@ def measured(rows: int, inner: int, outer: int) -> Mapping[str, float]:
         inner: width of the hidden states.
         outer: width of the feed-forward layer.
     """
-    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
-    shapes = (rows, inner), (outer, inner), (inner, outer)
-    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
-    gradient = torch.ones(rows, inner)
-
-    def seconds(precision: str) -> float:
-        """Time of a pass as a block has it: float32 weights, and float32 states between the layers."""
-        begin, (states, up, down) = time.thread_time(), operands
-        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
-            output = functional.linear(functional.linear(states, up).float(), down).float()
-        torch.autograd.grad(output, operands, gradient)
-        return time.thread_time() - begin
-
     best = dict.fromkeys(_NAMES, float("inf"))
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        for name in _NAMES:
-            seconds(name)  # the library chooses its kernels
+        passes = {name: _pass(rows, inner, outer, name) for name in _NAMES}
+        for call in passes.values():
+            call()  # the library chooses its kernels
         begin, rounds = time.thread_time(), 0
         while rounds < _LEAST_ROUNDS or time.thread_time() - begin < _BUDGET:
-            best = {name: min(least, seconds(name)) for name, least in best.items()}
+            for name, call in passes.items():
+                since = time.thread_time()
+                call()
+                best[name] = min(best[name], time.thread_time() - since)
             rounds += 1
     finally:
         torch.set_num_threads(threads)
@@ -161,6 +152,21 @@ def cpu_has_bfloat16() -> bool:
     """Whether the processor has instructions for it (avx512_bf16, amx_bf16; bf16 on Arm); emulated, it is never faster."""
     info = Path("/proc/cpuinfo")
     return info.exists() and "bf16" in info.read_text()
+
+
+def _pass(rows: int, inner: int, outer: int, precision: str) -> Callable[[], None]:
+    """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
+    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
+    shapes = (rows, inner), (outer, inner), (inner, outer)
+    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
+
+    def call() -> None:
+        states, up, down = operands
+        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
+            output = functional.linear(functional.linear(states, up).float(), down).float()
+        torch.autograd.grad(output, operands, torch.ones_like(output))
+
+    return call
 
 
 _DROPPED_BITS = 16  # of float32's 32, of which bfloat16 keeps the upper half

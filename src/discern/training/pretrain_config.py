@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_va
 
 from discern.config.layers import Settings, collect, preset_names, read_file
 from discern.config.resolve import Resolution, Resolved, resolve
-from discern.config.schedule import ScheduleSegment, last_point, to_steps
+from discern.config.schedule import last_point, to_steps
 from discern.config.schema import Section, Variant, diff, flatten, toml_value
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
@@ -56,38 +56,30 @@ class PretrainConfig(Section):
         sizes = step_sizes(train, data)
         for length in sorted({segment.length for segment in sizes.segments}):
             self.objective.check(data.at_length(length), self.model)
-        if data.packing == "two-part" and data.reversed_rows and not _reads_backwards(self.model):
+        encoder: Any = encoders.load(self.model.encoder)
+        if data.packing == "two-part" and data.reversed_rows and not encoder.reads_backwards:
             raise ValueError(
                 f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' does "
                 "not support; set data.reversed_rows=false"
             )
-        if data.packing == "two-part" and _has_segment_table(self.model) and self.model.num_token_types < _SEGMENTS_OF_TWO_PARTS:
+        has_table, types = issubclass(encoder.embeddings_class, PlacedEmbeddings), self.model.num_token_types
+        if data.packing == "two-part" and has_table and types < _SEGMENTS_OF_TWO_PARTS:
             raise ValueError(
-                f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is "
-                f"{self.model.num_token_types}; set model.num_token_types={_SEGMENTS_OF_TWO_PARTS}"
+                f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is {types}; "
+                f"set model.num_token_types={_SEGMENTS_OF_TWO_PARTS}"
             )
-        if not self.objective.reads_in_order:
-            return self
-        for segment in sizes.segments:
-            self._slots_suit(segment)
+        # Rows of a step that are read in order are slots.
+        for segment in sizes.segments if self.objective.reads_in_order else ():
+            rows, micro = segment.rows, train.micro_batch_size
+            what = f"{rows} rows of {segment.length} in an update (train.sequences_per_step, or the schedules)"
+            if data.reversed_rows and rows % 2:
+                raise ValueError(
+                    f"{what} cannot be split into equally many forward and backward slots; set an even number, or "
+                    "data.reversed_rows=false"
+                )
+            if micro is not None and rows % min(rows, micro * data.sequence_length // segment.length):
+                raise ValueError(f"{what} are not a multiple of train.micro_batch_size {micro}; set one that divides them")
         return self
-
-    def _slots_suit(self, segment: ScheduleSegment) -> None:
-        """Check that the rows of a step can be slots that are read in order."""
-        rows, micro = segment.rows, self.train.micro_batch_size
-        scheduled = bool(self.train.batch_schedule or self.data.length_schedule)
-        said = f"{rows} rows of {segment.length} in an update" if scheduled else f"train.sequences_per_step {rows}"
-        if self.data.reversed_rows and rows % 2:
-            fix = "schedules with even numbers of rows" if scheduled else f"train.sequences_per_step={rows + 1}"
-            raise ValueError(
-                f"{said} cannot be split into equally many forward and backward slots; set {fix}, or data.reversed_rows=false"
-            )
-        if micro is not None and rows % min(rows, micro * self.data.sequence_length // segment.length):
-            said = said if scheduled else "train.sequences_per_step"
-            raise ValueError(
-                f"the {rows} slots of {said} are not a multiple of train.micro_batch_size {micro}; set train.micro_batch_size "
-                "to a number that divides them"
-            )
 
 
 def load_pretrain_config(
@@ -252,11 +244,3 @@ _VARIANTS = {
     "model": Variant("encoder", config_class, encoders.names, "encoder"),
     "objective": Variant("name", _objective_config, objectives.names, "objective"),
 }
-
-
-def _reads_backwards(model: ModelConfig) -> bool:
-    return encoders.load(model.encoder).reads_backwards  # type: ignore[attr-defined, no-any-return]
-
-
-def _has_segment_table(model: ModelConfig) -> bool:
-    return issubclass(encoders.load(model.encoder).embeddings_class, PlacedEmbeddings)  # type: ignore[attr-defined]
