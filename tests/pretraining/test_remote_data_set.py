@@ -20,7 +20,7 @@ from tests.data.small_text import made_up, plain, write_vocabulary
 from tests.pretraining.commands import LIMIT, start, train
 from tests.s3_server import s3_server, s3_variables
 
-STEPS, FEW_ROWS = 9, "train.sequences_per_step=2"
+STEPS, FEW_ROWS = 15, "train.sequences_per_step=2"
 
 
 @pytest.fixture(scope="module")

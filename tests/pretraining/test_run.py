@@ -219,14 +219,14 @@ def test_all_problems_are_reported_together(resume: Resume, data: Path, tmp_path
 
 
 def test_another_data_set_is_refused(data: Path, tmp_path: Path) -> None:
-    own = prepared(tmp_path / "own", data, heldout=0.5)
-    train(own, tmp_path / "run", 1)
+    first = prepared(tmp_path / "first", data)
+    train(first, tmp_path / "run", 1)
     with pytest.raises(DataError, match="is a different data set"):
         train(data, tmp_path / "run", 2)
-    own.rename(tmp_path / "before")
-    prepared(own, data, heldout=0.3)
-    with pytest.raises(DataError, match=f"an earlier version of {own}, which has changed since"):
-        train(own, tmp_path / "run", 2)
+    first.rename(tmp_path / "before")
+    prepared(first, data, heldout=0.3)
+    with pytest.raises(DataError, match=f"an earlier version of {first}, which has changed since"):
+        train(first, tmp_path / "run", 2)
 
 
 def test_a_path_where_nothing_can_be_written_is_a_clear_error(data: Path, tmp_path: Path) -> None:

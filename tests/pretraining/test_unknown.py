@@ -1,4 +1,4 @@
-"""Every verb that encodes text reports how much of it the vocabulary does not know."""
+"""Verbs that encode text report how much of it the vocabulary does not know; for scores and predictions, see their tests."""
 
 from __future__ import annotations
 
@@ -11,94 +11,56 @@ import pytest
 from discern.finetuning.evaluate import evaluate_finetuned
 from discern.inference.detection import detect, detect_each, load_detector
 from discern.inference.fill import fill
-from discern.inference.predict import predict
 from discern.inference.rerank import rerank
-from discern.inference.score_file import score_lines
-from discern.inference.scoring import load_scorer
 from discern.inference.texts import InputText
-from discern.progress import Silent
+from tests.pretraining.commands import Notes
 from tests.small.finetuned import SINGLE, make_finetuned
-from tests.small.run import make_run
 from tests.small.task import Finetuning, prepare_finetuning, write_csv
 
-KNOWN, UNKNOWN = "the chef cooked the meal", "ξενία ☂ ☃ ☄ ★ ☎"
+UNKNOWN = "ξενία ☂ ☃ ☄ ★ ☎"
 
 
-class Listener(Silent):
-    def __init__(self) -> None:
-        self.lines: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.lines.append(message)
-
-    def warn(self, message: str) -> None:
-        self.lines.append(f"warning: {message}")
+def _detected(text: str, run: Path, folder: Path, notes: Notes) -> None:
+    detect(run, [text], notes, notes.warn)
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    folder = tmp_path_factory.mktemp("models")
-    make_run(folder / "run")
-    return folder / "run", make_finetuned(folder / "tuned", single=SINGLE)
+def _detected_each(text: str, run: Path, folder: Path, notes: Notes) -> None:
+    list(detect_each(load_detector(run, notes.warn), [InputText("line 1", 1, text)], notes, notes.warn))
 
 
-def _scored(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    (folder / "a.txt").write_text(text + "\n")
-    list(score_lines(load_scorer(run, warn=heard.warn), folder / "a.txt", heard, heard.warn))
+def _filled(text: str, run: Path, folder: Path, notes: Notes) -> None:
+    fill(run, f"{text} [MASK]", 1, notes.warn, note=notes.note)
 
 
-def _detected(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    detect(run, [text], heard, heard.warn)
-
-
-def _detected_each(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    list(detect_each(load_detector(run, heard.warn), [InputText("line 1", 1, text)], heard, heard.warn))
-
-
-def _filled(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    fill(run, f"{text} [MASK]", 1, heard.warn, note=heard.note)
-
-
-def _reranked(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
+def _reranked(text: str, run: Path, folder: Path, notes: Notes) -> None:
     hypotheses = [{"text": text, "score": -1.0}, {"text": f"{text} ", "score": -2.0}]
     (folder / "lists.jsonl").write_text(json.dumps({"id": "a", "hypotheses": hypotheses}) + "\n")
-    rerank(run, folder / "lists.jsonl", heard, heard.warn, out=folder / "out.jsonl", weight=0.5)
+    rerank(run, folder / "lists.jsonl", notes, notes.warn, out=folder / "out.jsonl", weight=0.5)
 
 
-def _predicted(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    predict(tuned, write_csv(folder / "a.csv", [(text,)], ("review",)), lambda _: None, heard)
+def _judged(text: str, run: Path, folder: Path, notes: Notes) -> None:
+    tuned = make_finetuned(folder / "tuned", single=SINGLE)
+    evaluate_finetuned(tuned, write_csv(folder / "a.csv", [(text, "good")], ("review", "stars")), progress=notes)
 
 
-def _judged(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
-    evaluate_finetuned(tuned, write_csv(folder / "a.csv", [(text, "good")], ("review", "stars")), progress=heard)
-
-
-def _finetuned(text: str, run: Path, tuned: Path, folder: Path, heard: Listener) -> None:
+def _finetuned(text: str, run: Path, folder: Path, notes: Notes) -> None:
     rows = [(f"{text} " + "the " * number, label) for number in range(20) for label in ("good", "bad")]
     train = write_csv(folder / "train.csv", rows, ("review", "label"))
     files = (f"files.train='{train}'", f"files.dev='{train}'", "files.text=review", "files.label=label")
-    prepare_finetuning(Finetuning(str(run), folder / "out", overrides=files), heard)
+    prepare_finetuning(Finetuning(str(run), folder / "out", overrides=files), notes)
 
 
-@pytest.mark.parametrize(
-    "verb",
-    [_scored, _detected, _detected_each, _filled, _reranked, _predicted, _judged, _finetuned],
-    ids=lambda verb: verb.__name__,
-)
-def test_the_share_is_reported(verb: Callable[..., None], models: tuple[Path, Path], tmp_path: Path) -> None:
-    for text, expected in ((KNOWN, "unknown tokens: "), (UNKNOWN, "are unknown to the vocabulary ([UNK])")):
-        heard = Listener()
-        folder = tmp_path / expected[:3]
-        folder.mkdir()
-        verb(text, *models, folder, heard)
-        (line,) = (line for line in heard.lines if "unknown" in line)
-        assert expected in line
-        assert line.startswith("warning: ") == (text == UNKNOWN)
+@pytest.mark.parametrize("text", ["the chef cooked the meal", UNKNOWN])
+@pytest.mark.parametrize("verb", [_detected, _detected_each, _filled, _reranked, _judged, _finetuned])
+def test_the_share_is_reported(verb: Callable[..., None], text: str, small_model: Path, tmp_path: Path) -> None:
+    verb(text, small_model, tmp_path, notes := Notes())
+    (line,) = (line for line in notes.lines if "unknown" in line)
+    assert ("are unknown to the vocabulary ([UNK])" if text == UNKNOWN else "unknown tokens: ") in line
+    assert line.startswith("warning: ") == (text == UNKNOWN)
 
 
-def test_few_examples_to_judge_by_are_told(models: tuple[Path, Path], tmp_path: Path) -> None:
-    heard = Listener()
-    _finetuned(KNOWN, *models, tmp_path, heard)
-    (line,) = (line for line in heard.lines if "unreliable" in line)
+def test_few_examples_to_judge_by_are_told(small_model: Path, tmp_path: Path) -> None:
+    _finetuned("a", small_model, tmp_path, notes := Notes())
+    (line,) = (line for line in notes.lines if "unreliable" in line)
     assert line.startswith("warning: ")
     assert line.endswith("40 examples (dev), so they are unreliable; evaluate on more examples with --dev FILE")
