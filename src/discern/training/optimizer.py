@@ -17,7 +17,7 @@ from discern.models.base import Encoder
 from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
 from discern.training.precision import rounded_at_random
-from discern.training.update_rules import UNDIVIDED, Division, Muon, Update, UpdateRule, adam_rule
+from discern.training.update_rules import Muon, Update, UpdateRule, adam_rule, full_tensor, local, local_part
 
 _COPIES = 8
 
@@ -85,28 +85,20 @@ class Optimizer(torch.optim.Optimizer):
         rule: UpdateRule = group["rule"]
         for parameter in moved:
             self._begin_moments(parameter, rule)
-        gradients = [self._local(parameter.grad).float() for parameter in moved if parameter.grad is not None]
+        gradients = [local(parameter.grad).float() for parameter in moved if parameter.grad is not None]
         if allowed is not None and not rule.holds_back:
             for gradient in gradients:  # selected, not multiplied: zero times NaN is NaN
                 gradient.masked_fill_(~allowed, 0.0)
         full = [self._weight_of(parameter) for parameter in moved]
         moments = [[self.state[parameter][name] for parameter in moved] for name in rule.moments]
         rate, decay = group["lr"] * group["scale"], group["weight_decay"]
-        rule.update(Update(full, gradients, moments, rate, decay, self.updates, allowed, self._division(moved)))
+        rule.update(Update(full, gradients, moments, rate, decay, self.updates, allowed, list(moved)))
         for parameter, values in zip(moved, full, strict=True):
             self._store(parameter, values, rounding)
 
-    def _local(self, tensor: Tensor) -> Tensor:
-        """This rank's part of a weight or gradient, which is all of it here."""
-        return tensor
-
-    def _division(self, moved: list[nn.Parameter]) -> Division:
-        """How these weights are divided among the ranks."""
-        return UNDIVIDED
-
     def _weight_of(self, parameter: nn.Parameter) -> Tensor:
         """The float32 weight that the rule updates in place: the parameter, its float32 copy, or a temporary one."""
-        return self.masters[parameter] if parameter in self.masters else self._local(parameter).float()
+        return self.masters[parameter] if parameter in self.masters else local(parameter).float()
 
     def _store(self, parameter: nn.Parameter, values: Tensor, rounding: torch.Generator | None) -> None:
         """Write an updated weight back to its parameter, unless it is the parameter."""
@@ -128,18 +120,16 @@ class Optimizer(torch.optim.Optimizer):
 
     def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
         """The moments by parameter name, such as `<name>.mean` and `<name>.square`, for a checkpoint."""
-        found: dict[str, Tensor] = {}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                found |= {f"{names[parameter]}.{kind}": value for kind, value in self.state[parameter].items()}
-        return found
+        return {key: full_tensor(*shard) for key, shard in self.shards(names).items()}
+
+    def shards(self, names: Mapping[nn.Parameter, str]) -> dict[str, tuple[Tensor, Tensor]]:
+        """This rank's parts of the moments by parameter name, each with its parameter."""
+        parameters = [parameter for group in self.param_groups for parameter in group["params"]]
+        return {f"{names[each]}.{kind}": (value, each) for each in parameters for kind, value in self.state[each].items()}
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:
-            self.state[parameter] = {name: torch.zeros_like(self._local(parameter), dtype=torch.float32) for name in rule.moments}
-
-    def _loaded_moment(self, value: Tensor, parameter: Tensor) -> Tensor:
-        return value.to(parameter.device)
+            self.state[parameter] = {name: torch.zeros_like(local(parameter), dtype=torch.float32) for name in rule.moments}
 
     def load_tensors(self, tensors: Mapping[str, Tensor], names: Mapping[nn.Parameter, str], updates: int) -> None:
         """Load the moments that `tensors` returned.
@@ -167,7 +157,8 @@ class Optimizer(torch.optim.Optimizer):
         parameters = {name: parameter for parameter, name in names.items()}
         for key, value in tensors.items():
             name, kind = key.rsplit(".", 1)
-            self.state[parameters[name]][kind] = self._loaded_moment(value, parameters[name])
+            parameter = parameters[name]
+            self.state[parameter][kind] = local_part(value.to(local(parameter).device), parameter)
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig, precision: str = "float32") -> list[dict[str, Any]]:

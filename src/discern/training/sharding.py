@@ -15,7 +15,7 @@ Reference: Zhao et al. 2023, "PyTorch FSDP: experiences on scaling fully sharded
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -33,16 +33,13 @@ from discern.training.precision import matrices
 from discern.training.replica import Prepare, Replica, num_shards, update_average
 from discern.training.sharded_checkpoint import ShardedCheckpointWriter
 from discern.training.state import State, TrainContext, described_state
-from discern.training.update_rules import Division
-
-_SHARD = "shard"
+from discern.training.update_rules import SHARD, full_norms, full_tensor, local, local_part
 
 
 class ShardedReplica(Replica):
     """A shard of the objective on this rank; see the module."""
 
     model: FSDPModule  # type: ignore[assignment]
-    optimizer: ShardedOptimizer
 
     def __init__(self, context: TrainContext, prepare: Prepare) -> None:
         self._context, self._full, ranks = context, context.objective, context.ranks
@@ -51,9 +48,9 @@ class ShardedReplica(Replica):
 
         # Shard
         shards = num_shards(context.train, ranks.world_size)
-        sizes = {"replicate": ranks.world_size // shards, _SHARD: shards}
+        sizes = {"replicate": ranks.world_size // shards, SHARD: shards}
         if context.train.parallel == "fsdp":
-            sizes = {_SHARD: shards}
+            sizes = {SHARD: shards}
         mesh = init_device_mesh(ranks.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         policy, vectors = MixedPrecisionPolicy(), {weight for weight in self.objective.parameters() if weight.ndim < 2}
         if context.train.weight_precision == "bfloat16-masters":
@@ -68,7 +65,7 @@ class ShardedReplica(Replica):
 
         # Optimizer and moments
         groups = parameter_groups(self.objective, context.optimizer, context.precision)
-        self.optimizer = ShardedOptimizer(groups, context.optimizer)
+        self.optimizer = Optimizer(groups, context.optimizer)
         self._set_names([weight for weight in self.objective.parameters() if not isinstance(weight, DTensor)])
         self._moments: dict[str, Tensor] = {}
         self._average: dict[str, Tensor] = {}
@@ -91,7 +88,7 @@ class ShardedReplica(Replica):
     def clip(self, limit: float) -> Tensor:
         weights = [weight for weight in self.objective.parameters() if weight.grad is not None]
         gradients = [local(weight.grad) for weight in weights if weight.grad is not None]
-        norm: Tensor = torch.linalg.vector_norm(torch.stack(Shards(weights).norms(gradients)))
+        norm: Tensor = torch.linalg.vector_norm(torch.stack(full_norms(gradients, weights)))
         if limit > 0:
             torch._foreach_mul_(gradients, torch.clamp(limit / (norm + 1e-6), max=1.0))
         return norm
@@ -164,95 +161,6 @@ class ShardedReplica(Replica):
                 raise error
 
 
-class ShardedOptimizer(Optimizer):
-    """Updates the shards of weights that this rank keeps; its moments are sharded like them.
-
-    Rules that look at a whole tensor get what they need of it, see `Shards`: for Muon the direction of its momentum is gathered,
-    and every rank computes the same matrix and keeps its part.
-    """
-
-    def _local(self, tensor: Tensor) -> Tensor:
-        return local(tensor)
-
-    def _division(self, moved: list[nn.Parameter]) -> Division:
-        return Shards(moved)
-
-    def tensors(self, names: Mapping[nn.Parameter, str]) -> dict[str, Tensor]:
-        return {key: full_tensor(*shard) for key, shard in self.shards(names).items()}
-
-    def shards(self, names: Mapping[nn.Parameter, str]) -> dict[str, tuple[Tensor, Tensor]]:
-        """This rank's shards of the moments by parameter name, each with its parameter."""
-        parameters = {name: parameter for parameter, name in names.items()}
-        return {key: (value, parameters[key.rpartition(".")[0]]) for key, value in super().tensors(names).items()}
-
-    def _loaded_moment(self, value: Tensor, parameter: Tensor) -> Tensor:
-        return local_part(value.to(local(parameter).device), parameter).clone()
-
-
-class Shards(Division):
-    """Weights of which each rank has some rows, and others that are whole on every rank."""
-
-    def __init__(self, weights: Sequence[nn.Parameter]) -> None:
-        self._weights = weights
-
-    def whole(self, number: int, part: Tensor) -> Tensor:
-        return full_tensor(part, self._weights[number])
-
-    def part(self, number: int, whole: Tensor) -> Tensor:
-        return local_part(whole, self._weights[number])
-
-    def norms(self, parts: list[Tensor]) -> list[Tensor]:
-        # Rows may be absent on a rank, and _foreach_norm needs elements.
-        norms = list(torch._foreach_norm([part if part.numel() else part.new_zeros(1) for part in parts]))
-        sharded = {number: weight for number, weight in enumerate(self._weights) if isinstance(weight, DTensor)}
-        if sharded:
-            squares = torch.stack([norms[number] for number in sharded]).square()
-            dist.all_reduce(squares, group=_group_and_rows(next(iter(sharded.values())))[0])
-            for number, norm in zip(sharded, squares.sqrt().unbind(), strict=True):
-                norms[number] = norm
-        return norms
-
-    def sizes(self, parts: list[Tensor]) -> list[int]:
-        return [weight.numel() for weight in self._weights]
-
-
 def tensors_of(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer once by name, sharded or not."""
     return dict([*model.named_parameters(), *model.named_buffers()])
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor on this rank: all of it if it is not sharded."""
-    # Here and below not by operations of DTensor: their caches would keep the process group, with its threads, beyond its end.
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-
-
-def full_tensor(part: Tensor, like: Tensor) -> Tensor:
-    """The full tensor, gathered from the ranks.
-
-    Args:
-        part: the shard on this rank.
-        like: the parameter that is sharded in the same way; if it is not sharded, the part is the full tensor.
-    """
-    if not isinstance(like, DTensor):
-        return part
-    group, rows = _group_and_rows(like)
-    padded = part.new_zeros(rows, *like.shape[1:])
-    padded[: len(part)] = part
-    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
-    dist.all_gather(gathered, padded, group=group)
-    return torch.cat(gathered)[: len(like)]
-
-
-def local_part(tensor: Tensor, like: Tensor) -> Tensor:
-    """The shard of a full tensor that this rank keeps of a parameter `like` it."""
-    if not isinstance(like, DTensor):
-        return tensor
-    group, rows = _group_and_rows(like)
-    return tensor[dist.get_rank(group) * rows :][:rows]
-
-
-def _group_and_rows(parameter: DTensor) -> tuple[dist.ProcessGroup, int]:
-    """The ranks that a parameter is sharded among, and its rows on each of them; the last ranks may have fewer."""
-    group = parameter.device_mesh.get_group(_SHARD)
-    return group, -(-len(parameter) // dist.get_world_size(group))

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import abc
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float
 from torch import Tensor
 
 from discern import kernels
 from discern.training.config import OptimizerConfig
 from discern.wording import counted
+
+SHARD = "shard"
+"""Name of the dimension of a device mesh that weights are sharded over."""
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -24,30 +29,55 @@ _SMALLEST_NORM = 1e-7
 _RMS = 0.2
 
 
-class Division:
-    """How the weights of an update are divided among ranks: not at all. `sharding.py` has the other kind.
+def local(tensor: Tensor) -> Tensor:
+    """The part of a tensor on this rank: all of it if it is not sharded."""
+    # Here and below not by operations of DTensor: their caches would keep the process group, with its threads, beyond its end.
+    part: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return part
 
-    The tensors of weights, gradients and moments are the parts of this rank. A weight has a number: its place in the update.
+
+def full_tensor(part: Tensor, like: Tensor) -> Tensor:
+    """The full tensor, gathered from the ranks.
+
+    Args:
+        part: the shard on this rank.
+        like: the parameter that is sharded in the same way; if it is not sharded, the part is the full tensor.
     """
-
-    def whole(self, number: int, part: Tensor) -> Tensor:
-        """A whole tensor of the shape of a weight, from the parts of all ranks."""
+    if not hasattr(like, "device_mesh"):
         return part
-
-    def part(self, number: int, whole: Tensor) -> Tensor:
-        """The part of this rank of a tensor of the shape of a weight."""
-        return whole
-
-    def norms(self, parts: list[Tensor]) -> list[Tensor]:
-        """The norm of each whole tensor; one part for each weight."""
-        return list(torch._foreach_norm(parts))
-
-    def sizes(self, parts: list[Tensor]) -> list[int]:
-        """Number of elements of each whole tensor."""
-        return [each.numel() for each in parts]
+    group, rows = _group_and_rows(like)
+    padded = part.new_zeros(rows, *like.shape[1:])
+    padded[: len(part)] = part
+    gathered = [torch.empty_like(padded) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(gathered, padded, group=group)
+    return torch.cat(gathered)[: len(like)]
 
 
-UNDIVIDED = Division()
+def local_part(tensor: Tensor, like: Tensor) -> Tensor:
+    """The shard of a full tensor that this rank keeps of a parameter `like` it."""
+    if not hasattr(like, "device_mesh"):
+        return tensor
+    group, rows = _group_and_rows(like)
+    return tensor[dist.get_rank(group) * rows :][:rows].clone()
+
+
+def full_norms(parts: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
+    """The norm of each full tensor, of which this rank has a part."""
+    # Rows may be absent on a rank, and _foreach_norm needs elements.
+    norms = list(torch._foreach_norm([part if part.numel() else part.new_zeros(1) for part in parts]))
+    sharded = [number for number, weight in enumerate(like) if hasattr(weight, "device_mesh")]
+    if sharded:
+        squares = torch.stack([norms[number] for number in sharded]).square()
+        dist.all_reduce(squares, group=_group_and_rows(like[sharded[0]])[0])
+        for number, norm in zip(sharded, squares.sqrt().unbind(), strict=True):
+            norms[number] = norm
+    return norms
+
+
+def _group_and_rows(parameter: Any) -> tuple[dist.ProcessGroup, int]:
+    """The ranks that a parameter is sharded among, and its rows on each of them; the last ranks may have fewer."""
+    group = parameter.device_mesh.get_group(SHARD)
+    return group, -(-len(parameter) // dist.get_world_size(group))
 
 
 @dataclass(frozen=True)
@@ -61,7 +91,7 @@ class Update:
         number: number of this update, counted from 1.
         allowed: whether to update at all, decided by the device; None: yes. If not, the gradients are zero, unless the rule
             `holds_back` by itself.
-        division: of the weights, for rules in which the update of an element depends on the rest of its tensor.
+        weights: the parameters themselves, which may be sharded among ranks: all other tensors are this rank's parts.
     """
 
     parameters: list[Tensor]
@@ -71,7 +101,7 @@ class Update:
     decay: float
     number: int
     allowed: Bool[Tensor, ""] | None = None
-    division: Division = UNDIVIDED
+    weights: list[Tensor] = field(default_factory=list)
 
     def lerp(self, averages: list[Tensor], share: float) -> None:
         """Move averages by a share of their distance to the gradients."""
@@ -206,8 +236,9 @@ class StableAdamW(AdamRule):
         torch._foreach_div_(divisors, second**0.5)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
-        roots = torch.tensor([math.sqrt(size) for size in update.division.sizes(gradients)])
-        norms = torch.stack(update.division.norms(list(relative)))
+        weights = update.weights or update.parameters
+        roots = torch.tensor([math.sqrt(weight.numel()) for weight in weights])
+        norms = torch.stack(full_norms(relative, weights))
         rates = update.rate / (norms / roots.to(norms.device, non_blocking=True)).clamp(min=1)
         if update.allowed is not None:
             rates = rates * update.allowed
@@ -245,7 +276,9 @@ class Muon(UpdateRule):
         (momenta,) = update.moments
         update.lerp(momenta, 1 - MOMENTUM)
         parts = torch._foreach_lerp(update.gradients, momenta, MOMENTUM)  # Nesterov's
-        directions = [update.division.whole(number, part) for number, part in enumerate(parts)]
+        weights = update.weights or update.parameters
+        # Every rank computes the change of the full matrix, and keeps its part.
+        directions = list(map(full_tensor, parts, weights))
         torch._foreach_mul_(update.parameters, update.or_one(1 - update.rate * update.decay))
         dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
         by_shape: dict[torch.Size, list[int]] = {}
@@ -258,8 +291,8 @@ class Muon(UpdateRule):
             if update.allowed is not None:
                 changes = changes * update.allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
-            local = [update.division.part(number, change) for number, change in zip(numbers, changes.unbind(), strict=True)]
-            torch._foreach_add_([update.parameters[number] for number in numbers], local, alpha=-update.rate * scale)
+            kept = [local_part(change, weights[number]) for number, change in zip(numbers, changes.unbind(), strict=True)]
+            torch._foreach_add_([update.parameters[number] for number in numbers], kept, alpha=-update.rate * scale)
 
     def refuses(self, parameter: Tensor) -> str | None:
         if parameter.ndim != 2:
