@@ -116,14 +116,16 @@ def settings(vocab_size: int = 50, **model: Any) -> BuildSettings:
     return BuildSettings(build_config(**(sizes | model)), Vocabulary(vocab_size, SPECIAL))
 
 
-def run_python(*arguments: str | Path, cwd: str | Path = ".") -> CompletedProcess[str]:
-    """Run `python PROGRAM ...` or `python -m MODULE ...` in this process: to start one takes seconds."""
-    argv, code, streams = [str(argument) for argument in arguments], 0, (StringIO(), StringIO())
-    is_module = argv[0] == "-m"
-    program = argv[is_module]
-    with chdir(cwd), redirect_stdout(streams[0]), redirect_stderr(streams[1]), patch.object(sys, "argv", argv[is_module:]):
+def run_python(*arguments: object, cwd: str | Path = ".") -> CompletedProcess[str]:
+    """Run `python PROGRAM ...`, `python -m MODULE ...` or `python -c CODE` in this process: to start one takes seconds."""
+    argv, streams, code = [str(argument) for argument in arguments], (StringIO(), StringIO()), 0
+    options = argv[argv[0] in ("-m", "-c") :]
+    with chdir(cwd), redirect_stdout(streams[0]), redirect_stderr(streams[1]), patch.object(sys, "argv", options):
         try:
-            runpy.run_module(program, run_name="__main__") if is_module else runpy.run_path(program, run_name="__main__")
+            if argv[0] == "-c":
+                exec(argv[1], {"__name__": "__main__"})
+            else:
+                (runpy.run_module if argv[0] == "-m" else runpy.run_path)(options[0], run_name="__main__")
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
             if isinstance(ending.code, str):

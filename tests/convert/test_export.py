@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +27,7 @@ from discern.training import checkpoint
 from discern.training.pretrain_config import load_pretrain_config
 from tests.interop.small_tokenizers import HARD, KINDS
 from tests.small.run import EVALUATION, TOKENS, make_run
+from tests.support import run_python
 
 
 @pytest.fixture(scope="module")
@@ -221,7 +220,7 @@ def test_the_same_run_gives_the_same_bytes(run: Path, tmp_path: Path) -> None:
 def test_the_code_in_the_card_runs(run: Path, network: str, precision: str, tmp_path: Path) -> None:
     exported(run, tmp_path / "out", network, precision=precision)
     code = (tmp_path / "out" / "README.md").read_text().split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
+    done = run_python("-c", code, cwd=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "[CLS]" in done.stdout if network == "discriminator" else done.stdout.startswith("[")
 
@@ -234,7 +233,7 @@ def test_a_bilinear_discriminator_goes_out_as_its_encoder_and_its_card_says_so(t
     assert "`discern detect` uses the head" in card
     assert "fill-mask" not in card
     code = card.split("```python\n")[1].split("```")[0]
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path / "out", capture_output=True, text=True, timeout=120)
+    done = run_python("-c", code, cwd=tmp_path / "out")
     assert done.returncode == 0, done.stderr
     assert "[CLS]" in done.stdout
 

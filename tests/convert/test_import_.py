@@ -6,8 +6,6 @@ import functools
 import json
 import pickle
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,6 +25,7 @@ from discern.progress import Silent
 from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run
+from tests.support import run_python
 
 RELEASED = Path(__file__).parents[1] / "interop" / "data" / "electra-tiny"
 SIZES: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 40}
@@ -418,9 +417,7 @@ def test_an_import_goes_out_again(tmp_path: Path) -> None:
 
 
 def test_the_command(tmp_path: Path) -> None:
-    def discern(*arguments: object) -> subprocess.CompletedProcess[str]:
-        return subprocess.run([sys.executable, "-m", "discern", *map(str, arguments)], capture_output=True, text=True)
-
+    discern = functools.partial(run_python, "-m", "discern")
     done = discern("import", RELEASED, "--out", tmp_path / "ours", "--heads", 1, "--json")
     assert done.returncode == 0, done.stderr
     # tokenizers before 0.23 prints a line of its own, because this vocabulary lacks an index.

@@ -1,7 +1,5 @@
 """Objectives of which an export is not a plain pair of networks, or does not hold all that measuring them needs."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,6 +11,7 @@ from discern.errors import ConfigError
 from discern.models.heads import EnergyHead
 from discern.progress import Silent
 from tests.small.run import make_run
+from tests.support import run_python
 
 
 @pytest.mark.parametrize(
@@ -58,7 +57,7 @@ def test_the_card_of_an_energy_model_speaks_of_energies(tmp_path: Path) -> None:
     assert "discern detect" not in card
     assert "looks *replaced*" not in card
     code = card.split("```python\n")[1].split("```")[0].replace('folder = "."', f'folder = "{tmp_path / "out"}"')
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = run_python("-c", code)
     assert done.returncode == 0, done.stderr
     *energies, total = done.stdout.splitlines()
     assert float(total) == pytest.approx(-sum(float(line.split()[0]) for line in energies), abs=0.01 * len(energies))

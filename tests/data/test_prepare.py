@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,7 @@ from discern.data.tokenizer.training import TokenizerKind
 from discern.errors import ConfigError, DataError
 from discern.progress import Silent
 from tests.data.small_text import made_up, plain, tar_of, write_vocabulary
-
-DISCERN = [sys.executable, "-c", "from discern.cli.main import main; main()"]
+from tests.support import run_python
 
 
 @pytest.fixture
@@ -52,9 +52,7 @@ def request(text: Path, out: str = "data", **changes: Any) -> dict[str, Any]:
     return settings | changes
 
 
-def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
-    """The command in a process of its own."""
-    return subprocess.run([*DISCERN, *map(str, arguments)], capture_output=True, text=True, timeout=60, **options)
+run = partial(run_python, "-m", "discern")
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -272,7 +270,17 @@ def test_a_folder_that_cannot_be_made(text: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_full_disk(text: Path) -> None:
     """A limit on the size of files stands in for it: a write fails in the middle."""
     vocabulary = write_vocabulary(text.parent / "vocab.txt")
-    command = [*DISCERN, "prepare", str(text), "--out", str(text.parent / "data"), "--tokenizer", str(vocabulary)]
+    command = [
+        sys.executable,
+        "-m",
+        "discern",
+        "prepare",
+        str(text),
+        "--out",
+        str(text.parent / "data"),
+        "--tokenizer",
+        str(vocabulary),
+    ]
     limited = (
         "import os, resource, sys; resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000)); os.execv(sys.argv[1], sys.argv[1:])"
     )
@@ -310,12 +318,14 @@ def test_torch_is_not_loaded_for_it() -> None:
         assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_the_command_reads_standard_input(tmp_path: Path) -> None:
-    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+def test_the_command_reads_standard_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "input").write_text(plain(made_up(5)))
     options = ("--out", tmp_path / "data", "--json")
-    done = run("prepare", "-", "--tokenizer", vocabulary, *options, input=plain(made_up(5)))
+    with (tmp_path / "input").open() as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        done = run("prepare", "-", "--tokenizer", write_vocabulary(tmp_path / "vocab.txt"), *options)
     assert json.loads(done.stdout)["documents"] == 5
-    done = run("prepare", "-", "--train-tokenizer", "bpe", *options, "--overwrite", input=plain(made_up(5)))
+    done = run("prepare", "-", "--train-tokenizer", "bpe", *options, "--overwrite")
     assert done.returncode == 2
     assert "read twice" in done.stderr
 
@@ -354,7 +364,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     peaks = []
     for times in (1, 4):
-        (tmp_path / f"text{times}").write_text(plain(made_up(3000)) * times)
+        (tmp_path / f"text{times}").write_text(plain(made_up(800)) * times)
         command = ["prepare", tmp_path / f"text{times}", "--out", tmp_path / f"data{times}", "--tokenizer", vocabulary]
         done = subprocess.run([sys.executable, "-c", measure, *map(str, command)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0

@@ -1,5 +1,3 @@
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -10,6 +8,7 @@ from discern.demo.run import DemoResult, demo
 from discern.demo.task import LabeledTask
 from discern.finetuning.results import spread
 from discern.progress import Silent
+from tests.support import run_python
 
 FEW = ("train.max_steps=4", "train.evaluate_every_steps=0", "train.evaluate_sequences=8", "train.checkpoint_every_steps=2")
 
@@ -74,9 +73,7 @@ def test_the_rank_is_that_of_the_wrong_word() -> None:
 
 def test_a_foreign_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "mine.txt").write_text("mine")
-    done = subprocess.run(
-        [sys.executable, "-m", "discern", "demo", "--out", str(tmp_path), "--json"], capture_output=True, text=True
-    )
+    done = run_python("-m", "discern", "demo", "--out", tmp_path, "--json")
     assert done.returncode == 1
     assert "not empty" in done.stderr
     assert done.stdout == ""
