@@ -154,27 +154,32 @@ class Breakdown:
         # searchsorted needs ascending bounds; the classes descend.
         bounds = np.array([bound for bound, _ in _CLASSES[:-1]])
         self._class_of = (len(_CLASSES) - 1 - np.searchsorted(bounds[::-1], rate, side="right")).astype(np.int64)
-        self._classified: list[Floats] = []  # columns: logit, truth, class, part
-        self._predicted: list[Floats] = []  # columns: loss, correct, class, part
+        self._classified: list[Floats] = [np.zeros((0, 4))]  # columns: logit, truth, class, part
+        self._predicted: list[Floats] = [np.zeros((0, 4))]  # columns: loss, correct, class, part
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         """Add one batch; predictions that the objective does not observe are left out."""
-        groups = self._groups(batch)
+        # Frequency class (-1 for special tokens) and quarter of the row of each token, both (B, L)
+        tokens, length = batch.tokens, batch.tokens.input_ids.shape[1]
+        ids, real, special = (
+            each.cpu().numpy() for each in (tokens.input_ids, tokens.attention_mask, tokens.special_tokens_mask)
+        )
+        lengths = np.maximum(real.sum(1, keepdims=True), 1)
+        quarters = np.minimum(np.arange(length)[None, :], lengths - 1) * len(_PARTS) // lengths
+        groups = np.where(special, -1, self._class_of[ids]), quarters
         classified = _classifications(output, batch)
         if classified is not None:
-            logits, truth, mask = classified
-            columns = [logits[mask].float().cpu().numpy(), truth[mask].cpu().numpy()]
-            self._classified.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+            logits, truth, mask = (each.float().cpu().numpy() for each in classified)
+            self._classified.append(np.stack([each[mask > 0] for each in (logits, truth, *groups)], 1).astype(np.float64))
         predicted = _predictions(output.observations, batch)
         if predicted is not None:
-            loss, correct, mask = predicted
-            columns = [loss.cpu().numpy(), correct.cpu().numpy()]
-            self._predicted.append(_table([*columns, *(group[mask.cpu().numpy()] for group in groups)]))
+            loss, correct, mask = (each.float().cpu().numpy() for each in predicted)
+            self._predicted.append(np.stack([loss, correct, *(each[mask > 0] for each in groups)], 1).astype(np.float64))
 
     def metrics(self) -> dict[str, Any]:
         """`by_frequency`, `by_position` (one row per group) and, where there is a discriminator, `calibration`."""
-        classified, predicted = _stacked(self._classified), _stacked(self._predicted)
-        found: dict[str, Any] = {
+        classified, predicted = np.concatenate(self._classified), np.concatenate(self._predicted)
+        metrics: dict[str, Any] = {
             "by_frequency": _rows(classified, predicted, 2, [name for _, name in _CLASSES]),
             "by_position": _rows(classified, predicted, 3, _PARTS),
         }
@@ -182,16 +187,8 @@ class Breakdown:
             probability = 1 / (1 + np.exp(-classified[:, 0]))
             bins = calibration(probability, classified[:, 1] > 0)
             error = ratio(sum(row["tokens"] * abs(row["probability"] - row["replaced"]) for row in bins), len(classified))
-            found["calibration"] = {"expected_calibration_error": error, "bins": bins}
-        return found
-
-    def _groups(self, batch: CorruptedBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Frequency class (-1 for special tokens) and quarter of the row of each token, both (B, L)."""
-        ids, real = batch.tokens.input_ids.cpu().numpy(), batch.tokens.attention_mask.cpu().numpy()
-        lengths = np.maximum(real.sum(1, keepdims=True), 1)
-        places = np.minimum(np.arange(ids.shape[1])[None, :], lengths - 1)
-        special = batch.tokens.special_tokens_mask.cpu().numpy()
-        return np.where(special, -1, self._class_of[ids]), places * len(_PARTS) // lengths
+            metrics["calibration"] = {"expected_calibration_error": error, "bins": bins}
+        return metrics
 
 
 def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[dict[str, float]]:
@@ -234,7 +231,7 @@ def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Ten
 
 def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[str]) -> list[dict[str, Any]]:
     """The metrics of each group, except those that it has no tokens for; groups without a token are left out."""
-    found = []
+    rows = []
     for number, name in enumerate(names):
         row: dict[str, Any] = {"group": name}
         mine = classified[classified[:, column] == number]
@@ -258,13 +255,5 @@ def _rows(classified: Floats, predicted: Floats, column: int, names: Sequence[st
                 "prediction_accuracy": float(mine[:, 1].mean()),
             }
         if len(row) > 1:
-            found.append(row)
-    return found
-
-
-def _table(columns: Sequence[NDArray[Any]]) -> Floats:
-    return np.stack([column.astype(np.float64) for column in columns], axis=1)
-
-
-def _stacked(parts: list[Floats]) -> Floats:
-    return np.concatenate(parts) if parts else np.zeros((0, 4))
+            rows.append(row)
+    return rows

@@ -31,6 +31,7 @@ from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 _MEMORY_NAME = "memory.slot"
+_NO_QUERY_STREAM = "objective 'permutation-lm' needs an encoder with a query stream, unlike model.encoder '{}'"
 
 
 class PermutationLMConfig(ObjectiveConfig):
@@ -78,7 +79,8 @@ class PermutationLMConfig(ObjectiveConfig):
         return self.next_sentence_weight > 0
 
     def check(self, data: DataConfig, model: ModelConfig) -> None:
-        _check_encoder(model)
+        if not issubclass(encoders.load(model.encoder), XLNetEncoder):
+            raise ValueError(f"{_NO_QUERY_STREAM.format(model.encoder)}; set model.encoder=xlnet")
         if data.packing != "two-part":
             if self.memory_length:
                 raise ValueError(
@@ -122,13 +124,10 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     def __init__(self, config: PermutationLMConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
         model = settings.model
-        try:
-            _check_encoder(model)
-        except ValueError as problem:
-            raise ConfigError(str(problem)) from problem
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
         encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
-        assert isinstance(encoder, XLNetEncoder)
+        if not isinstance(encoder, XLNetEncoder):
+            raise ConfigError(_NO_QUERY_STREAM.format(model.encoder), hint="set model.encoder=xlnet")
         self.encoder = encoder
         self.head = encoder.language_head()
         self.next_sentence_head = nn.Linear(model.hidden_size, 1) if config.next_sentence_weight else None
@@ -299,16 +298,3 @@ class SlotMemory:
                 )
         self._states = {}
         self._loaded = {int(name.removeprefix(_MEMORY_NAME)): tensor for name, tensor in state.items()}
-
-
-def _check_encoder(model: ModelConfig) -> None:
-    """Check that the encoder has a query stream.
-
-    Raises:
-        ValueError: it has none.
-    """
-    if not issubclass(encoders.load(model.encoder), XLNetEncoder):
-        raise ValueError(
-            f"objective 'permutation-lm' needs an encoder with a query stream, unlike model.encoder '{model.encoder}'; "
-            "set model.encoder=xlnet"
-        )

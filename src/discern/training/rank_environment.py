@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from dataclasses import dataclass
 
 from discern.errors import ConfigError
@@ -60,8 +61,7 @@ def rank_environment() -> RankEnvironment:
             f"the environment has RANK={rank} and WORLD_SIZE={world}: ranks are numbered from 0 to {world - 1}",
             hint=f"start it with torchrun or --nproc, or alone: {_ALONE}",
         )
-    local_world = _number("LOCAL_WORLD_SIZE", 1) if os.environ.get("LOCAL_WORLD_SIZE") else 1
-    local_rank = _number("LOCAL_RANK", 0) if os.environ.get("LOCAL_RANK") else 0
+    local_world, local_rank = _number("LOCAL_WORLD_SIZE", 1), _number("LOCAL_RANK", 0)
     return SINGLE_PROCESS if world == 1 else RankEnvironment(rank, world, local_rank, max(local_world, local_rank + 1))
 
 
@@ -79,9 +79,8 @@ def require_single_process(what: str) -> None:
 
 def missing_variables() -> list[str]:
     """Variables that are missing if some but not all of them are set; empty otherwise."""
-    found = [name for name in ("RANK", "WORLD_SIZE") if os.environ.get(name)]
     missing = [name for name in _NEEDED if not os.environ.get(name)]
-    return missing if found else []
+    return [] if {"RANK", "WORLD_SIZE"} <= set(missing) else missing
 
 
 def launched_here() -> bool:
@@ -112,12 +111,11 @@ def lock_patience() -> float:
 
     The process before may still be ending, or its machine has died and a network file system keeps the lock until its lease ends.
     """
-    restarted = any(os.environ.get(name, "0") != "0" for name in _RESTARTS)
-    return 90.0 if restarted else 0.0
+    return 90.0 if any(os.environ.get(name, "0") != "0" for name in _RESTARTS) else 0.0
 
 
 def _number(name: str, least: int) -> int:
-    value = os.environ[name]
+    value = os.environ.get(name) or str(least)
     if not value.isdecimal() or int(value) < least:
         raise ConfigError(
             f"the environment has {name}={value!r}, expected an integer of at least {least}",
@@ -127,11 +125,8 @@ def _number(name: str, least: int) -> int:
 
 
 def _seconds(name: str, default: str) -> float:
-    found = os.environ.get(name, default)
-    try:
-        seconds = float(found)
-    except ValueError:
-        seconds = 0.0
-    if not 0 < seconds < float("inf"):
-        raise ConfigError(f"the environment has {name}={found!r}, expected a number of seconds above 0", hint=f"unset {name}")
-    return seconds
+    value = os.environ.get(name, default)
+    with suppress(ValueError):
+        if 0 < float(value) < float("inf"):
+            return float(value)
+    raise ConfigError(f"the environment has {name}={value!r}, expected a number of seconds above 0", hint=f"unset {name}")
