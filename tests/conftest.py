@@ -27,7 +27,7 @@ if threading.current_thread() is threading.main_thread():
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 # Whole runs spend half their time on checks of annotations, which the tests of the parts they consist of make too.
-UNCHECKED = {"cli", "compare", "demo", "docs", "examples", "finetuning", "golden"}
+UNCHECKED = {"cli", "compare", "demo", "distributed", "docs", "examples", "finetuning", "golden"}
 
 
 @pytest.fixture(autouse=True, scope="module")
