@@ -58,9 +58,9 @@ def build_run(name: str, folder: Path, **options: Any) -> TrainContext:
     model = {"hidden_dropout": 0.0, "attention_dropout": 0.0, **MODELS.get(kind, {})}
     factory = objectives.load(kind)
     if variant == "growing":
-        own = {"masking": "entropy"} if "masking" in factory.Config.model_fields else {}
-        sizes = ((0, 96), (1, 192)), ((0, 12), (2, 24))
-        return test_step_sizes.scheduled(folder, kind, *sizes, config=own, model=model, **options)
+        chosen = {"masking": "entropy"} if "masking" in factory.Config.model_fields else {}
+        options |= {"batch_schedule": ((0, 96), (1, 192)), "lengths": ((0, 12), (2, 24))}
+        return test_step_sizes.scheduled(folder, kind, config=chosen, model=model, **options)
     config = factory.Config()
     if variant == "modernbert":
         model |= {"encoder": "modernbert", "local_window": 8}
