@@ -124,10 +124,12 @@ def run_python(*arguments: object, cwd: str | Path = ".") -> CompletedProcess[st
         try:
             if argv[0] == "-c":
                 exec(argv[1], {"__name__": "__main__"})
+            elif argv[0] == "-m":
+                runpy.run_module(argv[1], run_name="__main__")
             else:
-                (runpy.run_module if argv[0] == "-m" else runpy.run_path)(options[0], run_name="__main__")
+                runpy.run_path(argv[0], run_name="__main__")
         except SystemExit as ending:
             code = ending.code if isinstance(ending.code, int) else int(ending.code is not None)
             if isinstance(ending.code, str):
                 streams[1].write(ending.code)
-    return CompletedProcess(argv, code, *(stream.getvalue() for stream in streams))
+    return CompletedProcess(argv, code, streams[0].getvalue(), streams[1].getvalue())

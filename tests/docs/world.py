@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from tests.docs.pages import ROOT, prose
@@ -53,10 +53,12 @@ def environment(folder: Path) -> dict[str, str]:
 def shell(folder: Path, commands: str) -> None:
     """Run commands in a folder; every one must succeed. What needs no shell runs in this process."""
     if all(re.fullmatch(r"discern [^|&;<>*$]*[^\\|&;<>*$]", line) for line in commands.splitlines()):
-        runs = (run_python("-m", *shlex.split(line), cwd=folder) for line in commands.splitlines())
+        runs: Iterable[subprocess.CompletedProcess[str]] = (
+            run_python("-m", *shlex.split(line), cwd=folder) for line in commands.splitlines()
+        )
     else:
         command = ["bash", "-eu", "-o", "pipefail", "-c", commands]
-        runs = iter([subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600)])
+        runs = [subprocess.run(command, cwd=folder, env=environment(folder), capture_output=True, text=True, timeout=600)]
     for done in runs:
         assert done.returncode == 0, (done.args, done.stdout[-2000:], done.stderr[-2000:])
 
