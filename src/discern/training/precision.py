@@ -143,7 +143,7 @@ def emulation_warning(name: str, device: torch.device) -> str | None:
 
 def autocast(precision: str, device: torch.device) -> AbstractContextManager[object]:
     """A context in which matrix products run in bfloat16; weights, softmax and losses stay float32."""
-    if precision == "float32" or device.type == "meta":  # autocast refuses the meta device; meta_bench.py has a stand-in
+    if precision == "float32" or device.type == "meta":  # autocast refuses the meta device; bench.py has a stand-in
         return nullcontext()
     return torch.autocast(device.type, torch.bfloat16)
 
