@@ -11,10 +11,9 @@ from torch import Tensor
 
 from discern.errors import ConfigError
 from discern.objectives.rtd import ReplacedTokenDetection
-from discern.training import checkpoint, loop
+from discern.training import checkpoint
 from discern.training.loop import train
 from discern.training.metrics_log import add_held_out, held_out_metrics, read_metrics
-from discern.training.schedule import learning_rate
 from discern.training.state import State
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import context
@@ -168,19 +167,3 @@ def test_a_held_out_loss_has_one_name_whatever_this_step_trained() -> None:
     held = {"heldout_loss": 3.0, "heldout_discriminator_loss": 0.5, "discriminator_auc": 0.7}
     assert held_out_metrics(alone) == held_out_metrics(both) == held
     assert held_out_metrics({"step": 2, "loss": 1.0, "generator_accuracy": 0.1}) == {}
-
-
-def test_a_phase_with_its_own_schedule_has_its_own_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Under a time budget, the second phase warms up as a run of its own does."""
-    times: list[float] = []
-
-    def noted(settings: Any, step: int, steps: int, used: float) -> float:
-        times.append(used)
-        return learning_rate(settings, step, steps, used)
-
-    monkeypatch.setattr(loop, "learning_rate", noted)
-    train(context(tmp_path, build("warm-up"), max_steps=8, max_hours=1.0), State())
-    first, second = times[:4], times[4:]
-    assert (first, second) == (sorted(first), sorted(second))
-    assert first[0] >= 0
-    assert second[0] == 0

@@ -16,7 +16,6 @@ from discern.training import checkpoint
 from discern.training.config import OptimizerConfig
 from discern.training.distributed import Ranks
 from discern.training.loop import train
-from discern.training.metrics_log import read_metrics
 from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
@@ -87,19 +86,3 @@ def test_a_device_holds_back_what_follows_and_the_host_names_the_step(tmp_path: 
         expected, result = getattr(reference, part), getattr(failed, part)
         assert all(torch.equal(expected[key], result[key]) for key in expected), part
     assert json.loads((tmp_path / "run" / "debug" / "failure.json").read_text())["examples"] == [40, 48]
-
-
-def test_reading_only_the_records_of_the_log_changes_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    records, ends = [], []
-    for freely in (True, False):
-        monkeypatch.setattr(Ranks, "reads_freely", freely)
-        objective = build(dropout=0.0)
-        train(context(tmp_path / str(freely), objective, evaluate_every_steps=8, micro_batch_size=4), State())
-        records.append(read_metrics(tmp_path / str(freely)))
-        ends.append(weights(objective))
-    for one, other in zip(*records, strict=True):
-        assert one.keys() == other.keys()
-        for key in one.keys() - {"seconds", "tokens_per_second", "peak_memory_bytes", "data_share", "device_share"}:
-            assert other[key] == pytest.approx(one[key], rel=1e-3, abs=1e-5), (one["step"], key)
-    for key, value in ends[1].items():
-        torch.testing.assert_close(value, ends[0][key], rtol=1e-3, atol=1e-4)

@@ -15,7 +15,7 @@ from discern.models.heads import PredictionLayers
 from discern.objectives import objectives
 from discern.training.config import OptimizerConfig
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, hidden_matrices, parameter_groups
-from discern.training.schedule import learning_rate, overlap
+from discern.training.schedule import learning_rate
 from discern.training.update_rules import Muon, orthogonalized
 from tests.objectives.rtd_options import build_option
 from tests.parity.small_xlnet import build_network
@@ -271,16 +271,3 @@ def test_a_warm_up_takes_a_tenth_of_the_time_at_most(schedule: Any) -> None:
     assert rates.index(max(rates)) == 8
     assert rates[4] == pytest.approx(0.5, rel=0.06)
     assert learning_rate(config, 9_999, 10**6, 0.01) == pytest.approx(1, rel=0.02)  # whichever comes first
-
-
-@pytest.mark.parametrize(
-    ("options", "fits"),
-    [
-        ({"warmup_steps": 800}, True),
-        ({"warmup_steps": 801}, False),
-        ({"warmup_steps": 0.7, "decay_steps": 301}, False),
-        ({"warmup_steps": 801, "schedule": "linear"}, True),
-    ],
-)
-def test_warm_up_and_decay_have_to_fit_into_the_run(options: dict[str, Any], fits: bool) -> None:
-    assert (overlap(OptimizerConfig(**{"schedule": "wsd", **options}), 1000) is None) == fits

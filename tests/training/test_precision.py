@@ -90,13 +90,3 @@ def test_the_fastest_pass_by_the_clock_of_one_thread_counts(monkeypatch: pytest.
     assert threads == [1, torch.get_num_threads()]
     assert passes == ["float32", "bfloat16"] * (len(passes) // 2)
     assert 0.2 <= clock[0] - 18 < 0.3
-
-
-def test_what_is_measured_has_the_widths_of_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
-    shapes: list[tuple[int, ...]] = []
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(precision, "measured", lambda *shape: shapes.append(shape) or {"float32": 1.0, "bfloat16": 1.0})
-    wide = build_config(hidden_size=1024, feedforward_size=4096, num_heads=16)
-    for model, tokens in ((wide, 10**6), (MODEL, 100)):
-        resolve_precision("auto", CPU, model, tokens)
-    assert shapes == [(2048, 512, 1024), (100, 4, 16)]
