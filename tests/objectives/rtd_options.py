@@ -15,10 +15,7 @@ EQUAL = {"generator_size": 1.0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "generator uniform": {"generator": "uniform"},
     "generator unigram": {"generator": "unigram"},
-    "generator unigram, cut": {"generator": "unigram", "top_p": 0.9, "disallow_original": True},
     "generator two-tower": {"generator": "two-tower"},
-    "generator two-tower, untied": {"generator": "two-tower", "tying": "none"},
-    "generator full-size": EQUAL,
     "tying none": {"tying": "none"},
     "tying token": {"tying": "token"},
     "tying all": {"tying": "all", **EQUAL},
@@ -27,11 +24,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "algorithm two-stage": {"algorithm": "two-stage", **EQUAL},
     "algorithm two-stage, small": {"algorithm": "two-stage", "copy_weights": False},
     "algorithm adversarial": {"algorithm": "adversarial"},
-    "algorithm adversarial, two towers": {"algorithm": "adversarial", "generator": "two-tower"},
     "algorithm adversarial, cut": {"algorithm": "adversarial", "top_p": 0.9, "temperature": 1.5, "disallow_original": True},
     "sampling cut": {"top_p": 0.8, "disallow_original": True, "temperature": 0.7},
     "masking with replacement": {"masking": "with-replacement"},
-    "unigram with replacement": {"generator": "unigram", "masking": "with-replacement"},
     "sentence-contrastive": {"sentence_contrastive_weight": 1.0},
 }
 

@@ -8,11 +8,9 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.models.embeddings import DisentangledEmbeddings
 from discern.objectives import objectives
 from discern.objectives.ablations import AllTokensMLM
 from discern.objectives.base import Objective
-from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.objectives.metrics import MetricsEvaluator
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 from tests.support import SPECIAL, make_batch, settings
@@ -62,14 +60,6 @@ def test_only_the_chosen_positions_are_judged() -> None:
     logits, replaced = seen[0][corrupted.masked_positions], output.observations["is_replaced"][corrupted.masked_positions]
     each = torch.nn.functional.binary_cross_entropy_with_logits(logits, replaced.float())
     assert output.terms["discriminator"].total.item() / corrupted.num_masked == pytest.approx(each.item(), rel=1e-5)
-
-
-def test_masked_only_and_all_tokens_are_the_same_network() -> None:
-    """Of the same weights and positions, the two objectives give the same logits, and the same generator's loss."""
-    tokens = rows()
-    (_, masked_only), (_, everywhere) = run(build("rtd-masked-only"), tokens), run(build("rtd"), tokens)
-    assert torch.equal(masked_only.observations["discriminator_logits"], everywhere.observations["discriminator_logits"])
-    assert masked_only.terms["generator"].total.item() == pytest.approx(everywhere.terms["generator"].total.item(), rel=1e-6)
 
 
 def test_where_the_generator_is_right_all_tokens_are_copied() -> None:
@@ -123,51 +113,3 @@ def test_figures_of_copying_by_hand() -> None:
         },
         rel=1e-6,
     )
-
-
-def test_figures_of_restoring() -> None:
-    objective, tokens = build("replace-mlm").eval(), rows()
-    corrupted, output = run(objective, tokens)
-    evaluator = objective.evaluator()
-    evaluator.update(output, corrupted)
-    figures, seen = evaluator.compute(), output.observations
-    replaced = (seen["sampled_ids"] != seen["generator_targets"]).float().mean().item()
-    assert figures["replaced_fraction"] == pytest.approx(replaced)
-    means = {name: term.total.item() / corrupted.num_masked for name, term in output.terms.items()}
-    assert figures["loss"] == pytest.approx(means["generator"] + means["mlm"])
-    assert figures["mlm_accuracy"] == pytest.approx((seen["mlm_logits"].argmax(1) == seen["mlm_targets"]).float().mean().item())
-
-
-@pytest.mark.parametrize("name", ["rtd-masked-only", "electric"])
-def test_disentangled_words_get_no_gradient_from_the_discriminator(name: str) -> None:
-    objective = build(name, tying="gradient-disentangled", discriminator_head="bilinear")
-    _, output = run(objective, rows())
-    read = objective.networks()["discriminator"].encoder.embeddings
-    assert isinstance(read, DisentangledEmbeddings)
-    output.terms["discriminator"].total.backward()
-    assert read.shared.word.weight.grad is None
-    assert read.difference.weight.grad is not None
-
-
-@pytest.mark.parametrize("name", ["rtd-masked-only", "electric", "replace-mlm", "all-tokens-mlm"])
-@pytest.mark.parametrize("tying", ["token", "none"])
-def test_the_ways_of_tying(name: str, tying: str) -> None:
-    first, generator = (network.encoder.embeddings for network in build(name, tying=tying).networks().values())
-    assert first is not generator
-    assert (first.weights is generator.weights) is (tying == "token")
-    assert torch.isfinite(run(build(name, tying=tying), rows())[1].terms["generator"].total)
-
-
-@pytest.mark.parametrize(("mask", "random"), [(0.8, 0.1), (0.85, 0.0), (1.0, 0.0)])
-def test_masked_language_modeling_hides_as_it_is_told(mask: float, random: float) -> None:
-    """80/10/10, 85/15, and [MASK] alone: shares of the chosen positions, within four standard deviations."""
-    config = MLMConfig(mask_token_probability=mask, random_token_probability=random)
-    objective, tokens = MaskedLanguageModel(config, settings(vocab_size=5000)), rows(1000)
-    corrupted = objective.corrupt(tokens, Randomness(0, 0, tokens.slot))
-    chosen = corrupted.masked_positions
-    assert corrupted.num_masked == 3000
-    hidden, original = corrupted.masked_ids[chosen], tokens.input_ids[chosen]
-    slack = 4 * 0.5 / math.sqrt(3000)
-    assert (hidden == SPECIAL.mask).float().mean().item() == pytest.approx(mask, abs=slack if mask < 1 else 0)
-    assert (hidden == original).float().mean().item() == pytest.approx(1 - mask - random, abs=slack if mask < 1 else 0)
-    assert torch.equal(corrupted.masked_ids[~chosen], tokens.input_ids[~chosen])

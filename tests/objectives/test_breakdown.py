@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.objectives.metrics import Breakdown, calibration
+from discern.objectives.metrics import Breakdown
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import SPECIAL, make_batch
 
@@ -46,7 +46,7 @@ def test_tokens_count_by_the_frequency_and_the_place_of_the_original() -> None:
     assert ["predicted_tokens" in row for row in found["by_position"]] == [False, True, True, False]
     share = 1 / (1 + math.exp(5))
     assert found["calibration"]["expected_calibration_error"] == pytest.approx(share)
-    assert [each["tokens"] for each in found["calibration"]["bins"]] == [3, 1]
+    assert [row["tokens"] for row in found["calibration"]["bins"]] == [3, 1]
 
 
 def test_padding_is_in_no_group_and_a_row_is_cut_by_its_real_tokens() -> None:
@@ -66,29 +66,4 @@ def test_an_objective_may_say_which_tokens_it_judges() -> None:
     found = breakdown.metrics()
     assert [row.get("tokens") for row in found["by_position"]] == [1, 1]
     assert [row["discriminator_recall"] for row in found["by_position"]] == [1.0, 0.0]
-    assert sum(each["tokens"] for each in found["calibration"]["bins"]) == 2
-
-
-def test_the_area_of_a_part_of_the_row_leaves_special_tokens_out() -> None:
-    batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep]], [[False, True] + [False] * 6])
-    # Of its first quarter, [CLS] and a replaced word, no pair of words is left to rank.
-    seen = {"discriminator_logits": torch.tensor([[-9.0, 1.0] + [0.0] * 6]), "is_replaced": batch.masked_positions}
-    breakdown = Breakdown(COUNTS)
-    breakdown.update(StepOutput({}, seen), batch)
-    first = breakdown.metrics()["by_position"][0]
-    assert (first["tokens"], first["discriminator_recall"]) == (2, 1.0)
-    assert "discriminator_auc" not in first
-
-
-def test_what_an_objective_does_not_observe_is_left_out() -> None:
-    breakdown = Breakdown(COUNTS)
-    assert breakdown.metrics() == {"by_frequency": [], "by_position": []}
-    breakdown.update(StepOutput({}, {}), batch_of([[SPECIAL.cls, 5, SPECIAL.sep]], [[False, True, False]]))
-    assert breakdown.metrics() == {"by_frequency": [], "by_position": []}
-
-
-def test_calibration_of_one_who_is_always_right_about_his_doubts() -> None:
-    probability = np.repeat([0.25, 0.75, 1.0], 4)
-    replaced = np.array([True, False, False, False, True, True, True, False, True, True, True, True])
-    bins = calibration(probability, replaced)
-    assert [tuple(row.values()) for row in bins] == [(4, 0.25, 0.25), (4, 0.75, 0.75), (4, 1.0, 1.0)]
+    assert sum(row["tokens"] for row in found["calibration"]["bins"]) == 2

@@ -136,24 +136,20 @@ def test_initialization_is_a_function_of_the_seed(name: str) -> None:
 
 
 @of_objectives_and_options
-def test_evaluation_does_not_depend_on_the_batch_size(name: str) -> None:
+def test_evaluation_depends_neither_on_the_batch_size_nor_on_the_ranks(name: str) -> None:
     objective, tokens = build(name).eval(), batch(12)
     figures = []
     for size in (12, 5, 1):
-        evaluator = objective.evaluator()
+        evaluators = [objective.evaluator(), objective.evaluator()]  # as of two ranks
         for start in range(0, 12, size):
             part, numbers = tokens.rows(start, start + size), randomness(tokens).rows(start, start + size)
             corrupted = objective.corrupt(part, numbers)
             with torch.no_grad():
-                evaluator.update(objective(corrupted, numbers), corrupted)
-        figures.append(evaluator.compute())
+                evaluators[start // size % 2].update(objective(corrupted, numbers), corrupted)
+        evaluators[0].merge(evaluators[1])
+        figures.append(evaluators[0].compute())
     for other in figures[1:]:
         assert other == pytest.approx(figures[0], rel=1e-5)
-
-
-@of_objectives_and_options
-def test_phases_cover_the_run(name: str) -> None:
-    assert sum(phase.steps for phase in build(name).phases(123)) == 123
 
 
 @pytest.fixture(scope="module")

@@ -1,13 +1,11 @@
 """What the objectives share: the rate of masking, duplicate draws in loss and samples, and settings that are refused."""
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.objectives import objectives
 from discern.objectives.losses import DenseLogits, masked_token_loss
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig, sample_replacements
 from discern.types import CorruptedBatch, TokenBatch
@@ -71,23 +69,3 @@ def test_samples_of_duplicates_are_averaged_and_don_t_depend_on_the_batch() -> N
     assert torch.equal(whole[draws == 1], drawn[0][draws == 1])
     assert torch.equal(whole[draws == 2], ((drawn[0] + drawn[1]) // 2)[draws == 2])
     assert (draws == 2).any()
-
-
-@pytest.mark.parametrize("name", ["rtd", "mlm"])
-@pytest.mark.parametrize("masking", ["with-replacement", "whole-word", "span", "rarity"])
-def test_objectives_take_every_masking(name: str, masking: str) -> None:
-    """Denominators are known beforehand, and the initial loss is that of even predictions."""
-    factory = objectives.load(name)
-    made = settings(50, hidden_dropout=0.0, attention_dropout=0.0)
-    made = replace(made, vocabulary=replace(made.vocabulary, token_counts=torch.arange(50)))
-    objective = factory(factory.Config(masking=masking), made)
-    objective.initialize(0)
-    rng = torch.Generator().manual_seed(0)
-    batch = make_batch([[SPECIAL.cls, *torch.randint(5, 50, (20,), generator=rng).tolist(), SPECIAL.sep] for _ in range(32)])
-    batch = replace(batch, word_starts=torch.rand(batch.input_ids.shape, generator=rng) < 0.7)
-    numbers = Randomness(0, 0, batch.slot)
-    corrupted = objective.corrupt(batch, numbers)
-    output = objective(corrupted, numbers)
-    assert objective.counts(corrupted) == {key: term.count for key, term in output.terms.items()}
-    loss = sum(float(term.weight * term.total.detach() / term.count) for term in output.terms.values())
-    assert loss == pytest.approx(objective.initial_loss(), rel=0.03)

@@ -244,26 +244,3 @@ def test_what_does_not_fit_is_refused_before_work(preset: str, options: str, say
     with pytest.raises(ConfigError) as caught:
         load_pretrain_config(None, preset, options.split())
     assert re.search(says, str(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("preset", "options", "reads_in_order"),
-    [
-        ("xlnet-cpu", "data.reversed_rows=false objective.legacy_spans=true objective.permutation_size=8", True),
-        ("xlnet-cpu", "objective.memory_length=0 data.packing=packed objective.permutation_size=none", False),
-        ("xlnet-cpu", "objective.name=mlm", False),
-        ("xlnet-cpu", "data.sequence_length=256 objective.permutation_size=none", True),  # beyond max_positions
-        ("cpu-small", "data.packing=two-part data.reversed_rows=false model.num_token_types=3", False),
-    ],
-)
-def test_the_ablations_of_the_paper_are_settings(preset: str, options: str, reads_in_order: bool) -> None:
-    assert load_pretrain_config(None, preset, options.split()).config.objective.reads_in_order == reads_in_order
-
-
-def test_masked_language_modeling_runs_on_the_same_encoder_and_rows() -> None:
-    control, tokens = MaskedLanguageModel(MLMConfig(), settings(50, **MODELS["permutation-lm"])), rows(0)
-    control.initialize(0)
-    (term,) = control(control.corrupt(tokens, randomness(tokens)), randomness(tokens)).terms.values()
-    assert term.total.item() / term.count == pytest.approx(control.initial_loss(), rel=0.03)
-    term.total.backward()
-    assert [name for name, parameter in control.named_parameters() if parameter.grad is None] == []

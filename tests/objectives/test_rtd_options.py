@@ -8,47 +8,28 @@ import pytest
 
 from discern.objectives.rtd import RTDConfig, factor_at
 from tests.objectives.rtd_options import OPTIONS, build_option
-from tests.objectives.test_conformance import batch, run
 
 EQUAL = {"generator_size": 1.0}
-
-
-def test_the_defaults_have_the_parameters_that_they_always_had() -> None:
-    names = {name.split(".")[0] for name, _ in build_option({}).named_parameters()}
-    assert names == {"discriminator", "discriminator_head", "generator", "generator_head"}
 
 
 @pytest.mark.parametrize(
     ("options", "says"),
     [
         ({"generator": "two-tower", "tying": "all"}, ["two-tower", "set tying = 'embeddings'"]),
-        ({"generator": "two-tower", "algorithm": "two-stage", **EQUAL}, ["two-tower", "copy_weights = false"]),
         ({"tying": "all"}, ["one encoder", "generator_size is 0.25", "set generator_size = 1.0"]),
-        ({"tying": "all", **EQUAL, "generator_depth": 0.5}, ["generator_depth 0.5"]),
-        ({"tying": "all", **EQUAL, "algorithm": "two-stage"}, ["one encoder", "tying = 'embeddings'"]),
         ({"algorithm": "two-stage"}, ["same sizes", "generator_size is 0.25", "copy_weights = false"]),
         ({"algorithm": "two-stage", "copy_weights": False, "freeze_generator_at": 5}, ["two_stage_steps", "leave out"]),
-        ({"algorithm": "two-stage", "copy_weights": False, "generator_warmup_steps": 5}, ["two_stage_steps", "leave out"]),
-        ({"generator": "uniform", "tying": "gradient-disentangled"}, ["uniform", "no weights", "tying = 'embeddings'"]),
-        ({"generator": "uniform", "masking": "entropy"}, ["no weights", "masking = 'uniform'"]),
         ({"generator": "unigram", "algorithm": "adversarial"}, ["unigram", "no weights", "algorithm = 'joint'"]),
         ({"generator": "uniform", "generator_checkpoint": "run"}, ["no weights", "generator_checkpoint"]),
-        ({"generator": "uniform", "freeze_generator_at": 3}, ["no weights", "freeze_generator_at"]),
         ({"generator": "uniform", "top_p": 0.9}, ["equal probability", "leave out top_p", "generator = 'unigram'"]),
-        ({"generator": "unigram", "tying": "none", "freeze_discriminator_at": 2}, ["leave out freeze_discriminator_at"]),
         ({"freeze_generator_at": 3}, ["still trains", "gradient-disentangled"]),
-        ({"freeze_discriminator_at": 3, "tying": "gradient-disentangled"}, ["still trains", "tying = 'none'"]),
         ({"freeze_discriminator_at": 3, "freeze_generator_at": 9, "tying": "none"}, ["nothing is trained", "max_steps"]),
         ({"generator_warmup_steps": 3, "tying": "all", **EQUAL}, ["weights of its own", "generator_warmup_steps = 0"]),
         ({"algorithm": "adversarial", "masking": "with-replacement"}, ["probability of each sample", "masking = 'uniform'"]),
         ({"algorithm": "adversarial", "sentence_contrastive_weight": 1.0}, ["stay clean", "algorithm = 'joint'"]),
-        ({"generator": "unigramm"}, ["unknown generator", "'unigram'"]),
-        ({"algorithm": "adversary"}, ["unknown algorithm", "'adversarial'"]),
         ({"masking": "whole-words"}, ["unknown masking 'whole-words'; did you mean 'whole-word'"]),
         ({"mask_probability_end": 0.3}, ["set both or neither"]),
-        ({"mask_probability_steps": 100}, ["set both or neither"]),
         ({"generator_weight_schedule": [[5, 1.0], [5, 0.0]]}, ["generator_weight_schedule", "larger than the one before"]),
-        ({"generator_weight_schedule": [[-1, 1.0]]}, ["generator_weight_schedule", "greater than or equal to 0"]),
         ({"generator_weight_schedule": [[0, -1.0]]}, ["generator_weight_schedule", "greater than or equal to 0"]),
     ],
 )
@@ -56,11 +37,6 @@ def test_options_that_do_not_go_together_are_refused_with_what_to_set(options: d
     with pytest.raises(ValueError, match=says[0]) as caught:
         RTDConfig(**options)
     assert all(words in str(caught.value) for words in says)
-
-
-def test_the_settings_survive_being_written_as_text() -> None:
-    config = RTDConfig(discriminator_weight_schedule=((0, 0.0), (10, 1.0)), freeze_generator_at=4, tying="none")
-    assert RTDConfig.model_validate_json(config.model_dump_json()) == config
 
 
 @pytest.mark.parametrize(
@@ -78,11 +54,3 @@ def test_lines_run_between_the_points_of_a_schedule(points: tuple[tuple[int, flo
 def test_with_everything_tied_there_is_one_encoder() -> None:
     networks = build_option(OPTIONS["tying all"]).networks()
     assert networks["discriminator"].encoder is networks["generator"].encoder
-
-
-def test_shared_tables_get_no_gradient_from_the_discriminator() -> None:
-    objective = build_option(OPTIONS["tying gradient-disentangled"])
-    run(objective, batch()).terms["discriminator"].total.backward()
-    shared = list(objective.networks()["generator"].encoder.embeddings.parameters())
-    assert all(parameter.grad is None for parameter in shared)
-    assert any(parameter.grad is not None for parameter in objective.discriminator.embeddings.parameters())

@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 import torch
 
-from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
 from discern.models.config import build_config
@@ -63,17 +62,6 @@ def test_the_unigram_generator_needs_counts_and_takes_them_from_a_checkpoint() -
     torch.testing.assert_close(table.exp(), (COUNTS + 1) / 100)
 
 
-def test_the_two_towers_learn_from_every_word() -> None:
-    objective, tokens = build_option({"generator": "two-tower"}), batch()
-    corrupted = objective.corrupt(tokens, randomness(tokens))
-    output = objective(corrupted, randomness(tokens))
-    words = maskable_positions(tokens)
-    assert output.terms["generator"].count == int(words.sum()) > corrupted.num_masked
-    assert torch.equal(output.observations["generator_targets"], tokens.input_ids[words])
-    assert torch.equal(output.observations["sampled_targets"], tokens.input_ids[corrupted.masked_positions])
-    assert len(output.observations["sampled_ids"]) == corrupted.num_masked
-
-
 @pytest.mark.parametrize("generator", ["mlm", "uniform", "two-tower"])
 def test_the_original_is_never_drawn_where_that_is_disallowed(generator: str) -> None:
     objective = build_option({"generator": generator, "disallow_original": True}, vocab_size=6)
@@ -82,11 +70,6 @@ def test_the_original_is_never_drawn_where_that_is_disallowed(generator: str) ->
     assert (output.observations["sampled_ids"] != 5).all()
     chosen = objective.corrupt(tokens, randomness(tokens)).masked_positions
     assert torch.equal(output.observations["is_replaced"], chosen)
-
-
-def test_a_text_begins_where_its_positions_do() -> None:
-    assert TEXTS.text_starts.nonzero().tolist() == [[0, 0], [1, 0], [1, 2]]
-    assert not make_batch([[], [SPECIAL.cls]]).text_starts[0].any()
 
 
 @pytest.mark.parametrize(
@@ -116,16 +99,6 @@ def test_whole_texts_stay_clean_in_the_given_share() -> None:
     assert (clean | (restored == 7).all(1)).all()
     assert clean.float().mean().item() == pytest.approx(0.2, abs=0.015)
     assert clean.view(4000, 2).all(1).float().mean().item() == pytest.approx(0.04, abs=0.01)
-
-
-def test_the_generator_learns_from_the_clean_texts_too() -> None:
-    plain = run(build_option({}), batch())
-    contrasting = run(build_option({"sentence_contrastive_weight": 1.0, "sentence_clean_probability": 0.5}), batch())
-    assert set(plain.terms) == {"generator", "discriminator"}
-    torch.testing.assert_close(plain.terms["generator"].total, contrasting.terms["generator"].total)
-    tampered = contrasting.observations["is_tampered"]
-    assert tampered.tolist() == contrasting.observations["is_replaced"].any(1).tolist()
-    assert 0 < int(tampered.sum()) < len(tampered)
 
 
 def test_the_metrics_include_loss_and_accuracy_over_texts() -> None:
