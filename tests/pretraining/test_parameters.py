@@ -9,7 +9,6 @@ from discern.artifacts import run
 from discern.artifacts.run import check_parameters
 from discern.errors import ConfigError
 from discern.objectives.base import Vocabulary
-from discern.training.memory import machine_memory
 from discern.training.pretrain_config import load_pretrain_config
 from tests.support import SPECIAL
 
@@ -31,8 +30,3 @@ def test_weights_that_are_divided_need_less_of_each_device(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match=r"take \d\d\.\d GB with gradients.*cuda:0 has 9\.0 GB"):
         check_parameters(large, words, gpu)
     check_parameters(large, words, gpu, shards=4)
-
-
-def test_the_machine_has_memory() -> None:
-    present = machine_memory(CPU)
-    assert present is None or present > 2**28
