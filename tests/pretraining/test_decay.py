@@ -29,7 +29,7 @@ def stable(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_decay_equals_a_run_that_was_as_long_from_the_start(data: Path, stable: Path, tmp_path: Path) -> None:
-    kept = {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))}
+    times = {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))}
     whole, decayed = tmp_path / "whole", tmp_path / "decayed"
     lengths = ("train.max_steps=26", "optimizer.decay_steps=6")
     same = "optimizer.schedule=constant"  # repeating what the run was trained with asks for no other schedule than a decay's
@@ -44,7 +44,7 @@ def test_a_decay_equals_a_run_that_was_as_long_from_the_start(data: Path, stable
     assert (end["step"], end["learning_rate"]) == (26, pytest.approx(figures(whole)[-1]["learning_rate"]))
     assert end["heldout_loss"] == figures(whole)[-1]["heldout_loss"]
     assert [line["step"] for line in figures(decayed)] == [1, 4, 8, 12, 16, 20, 24, 26]
-    assert {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))} == kept, "the stable run is left alone"
+    assert {path: path.stat().st_mtime_ns for path in sorted(stable.rglob("*"))} == times, "the stable run is left alone"
     record = json.loads((decayed / "run.json").read_text())["decay"]
     assert record == {"run": str(stable.resolve()), "step": 20}
     with pytest.raises(ConfigError, match="decay_steps: 6 in that run, 7 now"):
@@ -68,16 +68,13 @@ def test_an_interrupted_decay_continues_although_the_run_itself_went_on(data: Pa
     assert "max_steps = 25" in planned.text
 
 
-def test_settings_that_a_schedule_does_not_use_are_told(data: Path, tmp_path: Path) -> None:
+def test_the_notes_on_settings_without_effect_and_on_a_run_that_is_longer_after_its_decay(data: Path, tmp_path: Path) -> None:
     notes = Notes()
-    options = ("optimizer.decay_steps=5", "train.max_steps=1", "optimizer.decay_power=1.0")
-    pretrain(data=data, out=tmp_path / "linear", preset="tiny", overrides=options, progress=notes)
-    wsd = ("optimizer.schedule=wsd", "optimizer.decay_steps=1", "optimizer.decay_fraction=0.3", "train.max_steps=2")
-    pretrain(data=data, out=tmp_path / "wsd", preset="tiny", overrides=wsd, progress=notes)
-    assert [line for line in notes.lines if "no effect" in line] == [
-        "optimizer.decay_steps = 5 has no effect: it needs optimizer.schedule 'wsd'",
-        "optimizer.decay_fraction = 0.3 has no effect: it needs optimizer.decay_steps 'none'",
-    ]
+    wsd = ("optimizer.schedule=wsd", "optimizer.decay_steps=2", "optimizer.decay_fraction=0.3", "optimizer.warmup_steps=2")
+    for steps in (4, 6):
+        pretrain(data=data, out=tmp_path, preset="tiny", overrides=(*wsd, f"train.max_steps={steps}"), progress=notes)
+    assert "optimizer.decay_fraction = 0.3 has no effect: it needs optimizer.decay_steps 'none'" in notes.lines
+    assert len([line for line in notes.lines if "rises to 0.001 again in the longer run" in line]) == 1
 
 
 def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: Path) -> None:
@@ -86,11 +83,14 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
             plan(data=data, out=tmp_path / "decayed", decay_from=path, overrides=overrides, warn=pytest.fail, **options)
         return caught.value  # type: ignore[return-value]
 
+    for says, overrides in (
+        ("optimizer.learning_rate: 0.001 in that run, 0.1 now", ("optimizer.learning_rate=0.1",)),
+        ("train.max_hours", ("train.max_hours=1",)),
+        ("so it cannot end at train.max_steps 30", ("train.max_steps=30", "optimizer.decay_steps=6")),
+        ("the decay begins at step 20", ("train.max_steps=20",)),
+    ):
+        assert says in refused(*overrides).message
     assert "--preset is not allowed" in refused(preset="tiny").message
-    assert "optimizer.learning_rate: 0.001 in that run, 0.1 now" in refused("optimizer.learning_rate=0.1").message
-    assert "train.max_hours" in refused("train.max_hours=1").message
-    assert "cannot end at train.max_steps 30" in refused("train.max_steps=30", "optimizer.decay_steps=6").message
-    assert "the decay begins at step 20" in refused("train.max_steps=20").message
     assert "the learning rate is not at its peak" in refused(path=stable / "checkpoints" / "step-00000005").message
     assert "step-00000007" in refused(path=stable / "checkpoints" / "step-00000007").message
     ended = tmp_path / "ended"
@@ -101,11 +101,3 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
     assert "schedule 'linear'" in refused(path=linear).message
     with pytest.raises(ConfigError, match="is not a decay of another run"):
         plan(data=data, out=linear, decay_from=stable, warn=pytest.fail)
-
-
-def test_a_run_that_is_longer_after_its_decay_is_warned_of(data: Path, tmp_path: Path) -> None:
-    notes = Notes()
-    for steps in (16, 30):
-        options = ("optimizer.schedule=wsd", "optimizer.warmup_steps=2", f"train.max_steps={steps}")
-        pretrain(data=data, out=tmp_path, preset="tiny", overrides=options, progress=notes)
-    assert len([line for line in notes.lines if "rises to 0.001 again in the longer run" in line]) == 1
