@@ -10,7 +10,7 @@ import torch
 
 from discern.diagnosis.health import diagnose_waiting
 from discern.training import metrics as clock
-from discern.training.metrics import DeviceClock, StepMeans, StepMeter, device_clock
+from discern.training.metrics import DeviceClock, StepMeter, device_clock
 
 
 @dataclass
@@ -97,14 +97,6 @@ def test_on_the_cpu_there_is_only_waiting_and_computing(monkeypatch: pytest.Monk
     assert meter.waits_shown() == {"waiting for data": "0%"}  # what is shown once stays in the display
     assert StepMeter(10.0, saved).shares() == {"data_share": 0.3, "device_share": 0.7}
     assert device_clock(torch.device("cpu")) is None
-
-
-def test_a_device_decides_the_shares_of_a_meter() -> None:
-    meter = StepMeter(0.0, None, DeviceClock(Timeline([0.0, 3.0], asked_at=-1.0).event))
-    with meter.waiting():
-        pass
-    meter.add(StepMeans(("loss",), torch.ones(1)), 5)
-    assert meter.shares() == {"data_share": 0.0, "host_share": 0.0, "device_share": 1.0}
 
 
 def test_the_doctor_says_what_a_run_waits_for() -> None:

@@ -25,31 +25,21 @@ def test_the_first_rows_are_kept_with_what_the_discriminator_said() -> None:
     corrupted = objective.corrupt(BATCH, randomness)
     with torch.no_grad():
         output = objective(corrupted, randomness)
-    kept = ExampleRows()
-    kept.update(output, corrupted)
-    kept.update(output, corrupted)
-    assert [row["original"] for row in kept.rows] == [[2, *range(5, 25), 3], [2, *range(30, 36), 3]]
+    examples = ExampleRows()
+    examples.update(output, corrupted)
+    examples.update(output, corrupted)
+    assert [row["original"] for row in examples.rows] == [[2, *range(5, 25), 3], [2, *range(30, 36), 3]]
     for row, ids, logits in zip(
-        kept.rows, output.observations["corrupted_ids"], output.observations["discriminator_logits"], strict=True
+        examples.rows, output.observations["corrupted_ids"], output.observations["discriminator_logits"], strict=True
     ):
         count = len(row["original"])
         assert row["corrupted"] == ids[:count].tolist() != row["original"]
         torch.testing.assert_close(torch.tensor(row["probability"]), logits[:count].sigmoid(), atol=6e-4, rtol=0)
 
 
-def test_an_objective_without_a_discriminator_keeps_none() -> None:
-    kind = objectives.load("mlm")
-    objective = kind(kind.Config(), settings())
-    randomness = Randomness(0, 0, BATCH.example_index)
-    corrupted = objective.corrupt(BATCH, randomness)
-    kept = ExampleRows()
-    kept.update(objective(corrupted, randomness), corrupted)
-    assert kept.rows == []
-
-
 def test_examples_of_steps_that_are_repeated_are_dropped(tmp_path: Path) -> None:
     def steps() -> list[int]:
-        return [json.loads(each)["step"] for each in (tmp_path / EXAMPLES_FILE).read_text().splitlines()]
+        return [json.loads(line)["step"] for line in (tmp_path / EXAMPLES_FILE).read_text().splitlines()]
 
     log = MetricsLog(tmp_path, 0)
     log.write_examples(10, [])

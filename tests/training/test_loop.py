@@ -1,6 +1,7 @@
 import json
 import math
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from discern.data.batching.rows import build_packing
 from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.diagnosis.health import Expectations, HealthMonitor
-from discern.errors import CheckpointError, NumericsError
+from discern.errors import CheckpointError, DataError, NumericsError
 from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
@@ -26,6 +27,7 @@ from discern.training.distributed import Ranks
 from discern.training.flops import Flops, RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.loop import train
+from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, read_metrics
 from discern.training.replica import average_warning, averaged, update_average
 from discern.training.state import EarlyStopping, State, TrainContext
@@ -82,47 +84,6 @@ def weights(objective: Objective) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in checkpoint.model_tensors(objective).items()}
 
 
-def resumed(folder: Path, **options: Any) -> tuple[TrainContext, State]:
-    contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
-    assert contents is not None
-    objective = build()
-    checkpoint.load_model_tensors(objective, contents.model, "here")
-    kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-    return context(folder, objective, **options), State(**kept, optimizer=dict(contents.optimizer))
-
-
-@pytest.mark.parametrize("cut", [1, 5, 7, 11])
-def test_a_stopped_and_resumed_run_equals_one_in_a_piece_bit_for_bit(tmp_path: Path, cut: int) -> None:
-    whole = context(tmp_path / "whole")
-    train(whole, State())
-
-    class StopAt(Silent):
-        def __init__(self, request: StopRequest) -> None:
-            self.steps, self.request = 0, request
-
-        def advance(self, amount: float, **figures: str) -> None:
-            self.steps += 1
-            if self.steps == cut - 1:
-                self.request.signal = 15
-
-    first = context(tmp_path / "cut")
-    object.__setattr__(first, "progress", StopAt(first.stop))
-    if cut == 1:
-        first.stop.signal = 15
-    train(first, State())
-    second, state = resumed(tmp_path / "cut")
-    assert state.step == cut
-    train(second, state)
-    expected, got = weights(whole.objective), weights(second.objective)  # type: ignore[arg-type]
-    assert all(torch.equal(expected[name], got[name]) for name in expected)
-
-
-def test_extending_a_finished_run_continues_from_its_weights(tmp_path: Path) -> None:
-    train(context(tmp_path / "run", max_steps=5), State())
-    longer, state = resumed(tmp_path / "run", max_steps=9)
-    assert train(longer, state)["step"] == 9
-
-
 OPTIMIZERS: dict[str, dict[str, Any]] = {
     "muon": {"optimizer": {"name": "muon", "layer_decay": 0.8}, "weight_average": 0.9},
     "stable-adamw": {"optimizer": {"name": "stable-adamw", "layer_decay": 0.8, "clip_norm": 0.0}},
@@ -140,17 +101,17 @@ def test_every_objective_resumes_bit_for_bit_with_every_optimizer(tmp_path: Path
         objective.initialize(0)
         return objective
 
-    chosen = {**OPTIMIZERS[optimizer], "checkpoint_every_steps": 3, "micro_batch_size": 4}
-    whole = context(tmp_path, fresh(), max_steps=6, **chosen)
+    chosen = {**OPTIMIZERS[optimizer], "checkpoint_every_steps": 2, "micro_batch_size": 4}
+    whole = context(tmp_path, fresh(), max_steps=4, **chosen)
     train(whole, State())
-    contents = checkpoint.load(tmp_path / "checkpoints" / "step-00000003")
+    contents = checkpoint.load(tmp_path / "checkpoints" / "step-00000002")
     kinds = {key.rpartition(".")[2] for key in contents.optimizer}
     assert kinds == {"mean", "square"} | ({"momentum"} if optimizer == "muon" else set())
-    again = context(tmp_path / "again", fresh(), max_steps=6, **chosen)
+    again = context(tmp_path / "again", fresh(), max_steps=4, **chosen)
     checkpoint.load_model_tensors(again.objective, contents.model, "here")
     again.objective.load_carry_state(contents.carry)
     train(again, State.from_checkpoint(contents))
-    ends = [checkpoint.load(folder / "checkpoints" / "step-00000006") for folder in (tmp_path, tmp_path / "again")]
+    ends = [checkpoint.load(folder / "checkpoints" / "step-00000004") for folder in (tmp_path, tmp_path / "again")]
     assert bool(ends[0].average) == (optimizer == "muon")
     for part in ("model", "average", "optimizer"):
         expected, got = (getattr(end, part) for end in ends)
@@ -159,46 +120,46 @@ def test_every_objective_resumes_bit_for_bit_with_every_optimizer(tmp_path: Path
 
 
 def test_the_average_is_evaluated_and_the_last_weights_are_trained(tmp_path: Path) -> None:
-    options: dict[str, Any] = {"max_steps": 6, "evaluate_every_steps": 3, "checkpoint_every_steps": 3}
-    plain, averaging = context(tmp_path / "plain", **options), context(tmp_path / "average", weight_average=0.9, **options)
-    for run in (plain, averaging):
+    options: dict[str, Any] = {"max_steps": 4, "evaluate_every_steps": 2}
+    last, records = [], []
+    for decay in (0.0, 0.9):
+        run = context(tmp_path / str(decay), weight_average=decay, **options)
         train(run, State())
-    last = [checkpoint.load(folder / "checkpoints" / "step-00000006") for folder in (tmp_path / "plain", tmp_path / "average")]
+        last.append(checkpoint.load(run.folder / "checkpoints" / "step-00000004"))
+        records.append(read_metrics(run.folder)[-1])
     assert all(torch.equal(last[0].model[key], last[1].model[key]) for key in last[0].model), "averaging changes no training"
     assert last[0].weights is last[0].model
     assert last[1].weights is last[1].average
-    records = [read_metrics(folder)[-1] for folder in (tmp_path / "plain", tmp_path / "average")]
     assert records[0]["loss"] == records[1]["loss"]
     assert records[0]["heldout_loss"] != records[1]["heldout_loss"]
     # The held-out figures are those of a network with the averaged weights.
     objective = build()
-    checkpoint.load_model_tensors(objective, last[1].weights, "here")
-    found = evaluation.evaluate(objective, stream(training=False), averaging.ranks, sequences=10)
-    assert found["loss"] == records[1]["heldout_loss"]
+    checkpoint.load_model_tensors(objective, last[1].average, "here")
+    heldout = evaluation.evaluate(objective, stream(training=False), run.ranks, sequences=10)
+    assert heldout["loss"] == records[1]["heldout_loss"]
 
 
 def test_the_average_by_hand(tmp_path: Path) -> None:
     model = nn.Linear(1, 1)
-    kept: dict[str, Tensor] = {}
+    average: dict[str, Tensor] = {}
     for update, value in enumerate((1.0, 3.0, -2.0), start=1):
         nn.init.constant_(model.weight, value)
-        update_average(kept, checkpoint.model_tensors(model), 0.5, update)
-    assert kept["weight"].item() == pytest.approx((0.25 * 1 + 0.5 * 3 - 2) / 1.75)
-    with averaged(model, kept):
-        assert torch.equal(model.weight, kept["weight"])
+        update_average(average, checkpoint.model_tensors(model), 0.5, update)
+    assert average["weight"].item() == pytest.approx((0.25 * 1 + 0.5 * 3 - 2) / 1.75)
+    with averaged(model, average):
+        assert torch.equal(model.weight, average["weight"])
     assert model.weight.item() == -2.0
 
 
 def test_an_average_that_spans_more_than_the_run_is_warned_of(tmp_path: Path) -> None:
-    for steps, decay, warned in ((3, 0.9, True), (10, 0.9, False), (3, 0.0, False)):
-        told = Notes()
-        train(replace(context(tmp_path / f"{steps}-{decay}", max_steps=steps, weight_average=decay), progress=told), State())
-        found = [note for note in told.notes if "weight_average" in note]
-        assert len(found) == warned
-    assert average_warning(TrainConfig(weight_average=0.999), 200) == (
-        "train.weight_average 0.999 averages over about 1,000 updates, but the run has 200: the average still contains its early "
-        "weights. Set train.weight_average to a smaller value, or to 0 to use the last weights"
+    progress = Notes()
+    train(replace(context(tmp_path, max_steps=3, weight_average=0.9), progress=progress), State())
+    assert sum("weight_average" in note for note in progress.notes) == 1
+    assert "averages over about 1,000 updates, but the run has 200" in str(
+        average_warning(TrainConfig(weight_average=0.999), 200)
     )
+    assert not average_warning(TrainConfig(weight_average=0.9), 10)
+    assert not average_warning(TrainConfig(weight_average=0.0), 3)
 
 
 def test_what_muon_updates_is_told_at_the_start(tmp_path: Path) -> None:
@@ -208,50 +169,34 @@ def test_what_muon_updates_is_told_at_the_start(tmp_path: Path) -> None:
     assert "; adamw updates " in told.notes[0]
 
 
-@pytest.mark.parametrize("name", OPTIMIZERS)
-def test_accumulation_changes_nothing_with_any_optimizer(tmp_path: Path, name: str) -> None:
-    results = []
-    for folder, size in (("whole", None), ("parts", 3)):
-        run = context(tmp_path / folder, dropout=0.0, max_steps=10, micro_batch_size=size, **OPTIMIZERS[name])
+@pytest.mark.parametrize(("optimizer", "micro"), [("adamw", 1), ("muon", 3), ("stable-adamw", 3)])
+def test_accumulation_changes_nothing(tmp_path: Path, optimizer: str, micro: int) -> None:
+    # First-step gradients to 1e-6, weights after six steps to 1e-5, dropout 0.
+    results, records = [], []
+    for name, size in (("whole", None), ("parts", micro)):
+        options = {"micro_batch_size": size, "max_steps": 6, "log_every_steps": 1} | OPTIMIZERS.get(optimizer, {})
+        run = context(tmp_path / name, dropout=0.0, **options)
         train(run, State())
         results.append(weights(run.objective))
-    for key, tensor in results[0].items():
-        torch.testing.assert_close(tensor, results[1][key], rtol=0, atol=1e-5)
-
-
-@pytest.mark.parametrize("micro", [1, 3, 8])
-def test_accumulation_changes_nothing(tmp_path: Path, micro: int) -> None:
-    # First-step gradients to 1e-6, weights after ten steps to 1e-5, dropout 0.
-    results, norms = [], []
-    for name, size in (("whole", None), ("parts", micro)):
-        run = context(tmp_path / name, dropout=0.0, micro_batch_size=size, max_steps=10, log_every_steps=1)
-        train(run, State())
-        results.append(weights(run.objective))  # type: ignore[arg-type]
-        norms.append(read_metrics(tmp_path / name)[0])
-    assert norms[0]["grad_norm"] == pytest.approx(norms[1]["grad_norm"], rel=1e-5)
-    assert norms[0]["loss"] == pytest.approx(norms[1]["loss"], rel=1e-6)
+        records.append(read_metrics(tmp_path / name)[0])
+    assert records[0]["grad_norm"] == pytest.approx(records[1]["grad_norm"], rel=1e-5)
+    assert records[0]["loss"] == pytest.approx(records[1]["loss"], rel=1e-6)
     for name, tensor in results[0].items():
         torch.testing.assert_close(tensor, results[1][name], rtol=0, atol=1e-5)
 
 
 def test_the_journal_has_the_agreed_keys(tmp_path: Path) -> None:
-    train(context(tmp_path, evaluate_every_steps=8), State())
+    flops = RunFlops([(5, Flops(10.0, 0.0)), (7, Flops(100.0, 0.0))])
+    train(replace(context(tmp_path, evaluate_every_steps=8), flops=flops), State())
     records = read_metrics(tmp_path)
-    assert [record["step"] for record in records] == [1, 4, 8, 12]
+    assert {record["step"]: record["flops"] for record in records} == {1: 10.0, 4: 40.0, 8: 350.0, 12: 750.0}
     expected = "step tokens seconds tokens_per_second learning_rate grad_norm loss generator_loss discriminator_loss"
     assert all(set(expected.split()) <= record.keys() for record in records)
     assert all(record["peak_memory_bytes"] > 2**20 for record in records)
-    assert "flops" not in records[0]
     held = "generator_accuracy sampled_accuracy discriminator_accuracy discriminator_auc discriminator_precision"
     assert set(held.split()) <= records[-2].keys()
     assert "discriminator_auc" not in records[1]
     assert records[0]["loss"] == pytest.approx(math.log(50) + 50 * math.log(2), rel=0.05)
-
-
-def test_the_journal_has_the_arithmetic_so_far(tmp_path: Path) -> None:
-    flops = RunFlops([(5, Flops(10.0, 0.0)), (7, Flops(100.0, 0.0))])
-    train(replace(context(tmp_path), flops=flops), State())
-    assert {record["step"]: record["flops"] for record in read_metrics(tmp_path)} == {1: 10.0, 4: 40.0, 8: 350.0, 12: 750.0}
 
 
 def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
@@ -263,19 +208,6 @@ def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
     warnings = [note for note in told.notes if note.startswith("warning: ")]
     assert len(warnings) == len({warning.split()[1] for warning in warnings}) > 0
     assert told.notes.index(warnings[0]) > told.notes.index(next(note for note in told.notes if note.startswith("step 8: ")))
-
-
-def test_lines_beyond_the_checkpoint_are_dropped_when_the_run_goes_on(tmp_path: Path) -> None:
-    lines = [{"step": step} for step in (1, 5, 7)]
-    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + '{"step": 8, "lo')
-    MetricsLog(tmp_path, 5).close()
-    assert [record["step"] for record in read_metrics(tmp_path)] == [1, 5]
-
-
-def test_a_time_budget_stops_the_run_and_saves(tmp_path: Path) -> None:
-    record = train(context(tmp_path, max_steps=10**6, max_hours=0.3 / 3600), State())
-    assert 0 < record["step"] < 10**6
-    assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{record['step']:08d}"
 
 
 @pytest.mark.parametrize("mode", ["off", "blocks"])
@@ -310,21 +242,6 @@ def test_a_loss_that_is_not_finite_stops_with_what_is_needed_to_look_into_it(tmp
     assert json.loads((tmp_path / "debug" / "failure.json").read_text())["examples"] == [24, 32]
 
 
-def test_a_full_disk_keeps_the_last_good_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = checkpoint.save_file
-
-    def save_file(tensors: dict[str, Tensor], path: Path, metadata: dict[str, str]) -> None:
-        if "00000010" in str(path):
-            raise OSError(28, "No space left on device")
-        real(tensors, path, metadata)
-
-    monkeypatch.setattr(checkpoint, "save_file", save_file)
-    with pytest.raises(CheckpointError, match="No space left") as caught:
-        train(context(tmp_path), State())
-    assert "step-00000005" in (caught.value.hint or "")
-    assert checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail) is not None
-
-
 class TwoPhases(ReplacedTokenDetection):
     """First the generator alone, then the discriminator alone, beginning from a mark on its weights."""
 
@@ -345,47 +262,26 @@ def test_phases_train_what_they_say_and_start_their_optimizer_afresh(tmp_path: P
         objective.initialize(0)
         return objective
 
+    def moved(before: dict[str, Tensor], after: dict[str, Tensor]) -> set[str]:
+        return {name.split(".")[0] for name in before if not torch.equal(before[name], after[name])}
+
     objective = fresh()
     start = weights(objective)
     train(context(tmp_path / "one", objective, max_steps=5), State())
     after_one = weights(objective)
-    moved = {name.split(".")[0] for name in start if not torch.equal(start[name], after_one[name])}
-    assert moved == {"generator", "generator_head"}
-
+    assert moved(start, after_one) == {"generator", "generator_head"}
     objective = fresh()
-    whole = context(tmp_path / "both", objective, max_steps=12, checkpoint_every_steps=5)
-    train(whole, State())
+    train(context(tmp_path / "both", objective), State())
     after_both = weights(objective)
-    moved = {name.split(".")[0] for name in start if not torch.equal(after_one[name], after_both[name])}
-    assert moved == {"discriminator", "discriminator_head"}
+    assert moved(after_one, after_both) == {"discriminator", "discriminator_head"}
     assert after_both["discriminator_head.output.bias"].item() != 0
-
     # Resumed exactly at the border of the phases, and within the second one.
-    for step in (5, 10):
-        contents = checkpoint.load(tmp_path / "both" / "checkpoints" / f"step-{step:08d}") if step == 10 else None
+    for folder, step in (("one", 5), ("both", 10)):
+        contents = checkpoint.load(tmp_path / folder / "checkpoints" / f"step-{step:08d}")
         objective = fresh()
-        state = State()
-        if contents is None:
-            train(context(tmp_path / "border", objective, max_steps=5), State())
-            contents = checkpoint.load(tmp_path / "border" / "checkpoints" / "step-00000005")
         checkpoint.load_model_tensors(objective, contents.model, "here")
-        kept = {key: contents.state[key] for key in ("step", "tokens", "seconds", "updates")}
-        state = State(**kept, optimizer=dict(contents.optimizer))
-        train(context(tmp_path / f"again{step}", objective, max_steps=12), state)
-        assert all(torch.equal(after_both[name], tensor) for name, tensor in weights(objective).items())
-
-
-def test_what_an_objective_carries_is_in_the_checkpoint(tmp_path: Path) -> None:
-    class Carries(ReplacedTokenDetection):
-        def carry_state(self) -> dict[str, Tensor]:
-            return {"baseline": torch.tensor([0.5])}
-
-    objective = Carries(RTDConfig(), settings())
-    objective.initialize(0)
-    train(context(tmp_path, objective, max_steps=2), State())
-    contents = checkpoint.load_newest(tmp_path / "checkpoints", pytest.fail)
-    assert contents is not None
-    assert contents.carry["baseline"].item() == 0.5
+        train(context(tmp_path / f"again{step}", objective), State.from_checkpoint(contents))
+        assert not moved(after_both, weights(objective))
 
 
 def test_bfloat16_autocast_trains(tmp_path: Path) -> None:
@@ -429,15 +325,202 @@ def test_a_journal_on_a_full_disk_says_how_to_go_on(tmp_path: Path) -> None:
 
 
 def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    kept: list[int] = []
-    monkeypatch.setattr(loop, "save_checkpoint", lambda context, state, *_: kept.append(state.step))
+    saved: list[int] = []
+    monkeypatch.setattr(loop, "save_checkpoint", lambda context, state, *_: saved.append(state.step))
     running = context(tmp_path)
     for loss, best in (("loss", [0, 1, 3]), (None, [0, 3])):
-        kept.clear()
-        state, watch = State(), EarlyStopping("f1", patience=2, keep=True, loss="loss" if loss else None)
+        saved.clear()
+        state, watch = State(), EarlyStopping("f1", patience=2, keep=True, loss=loss)
         # F1 of rare entities is 0 for long while the loss falls: that is no reason to stop.
         for step, (f1, held) in enumerate([(0.0, 3.0), (0.0, 2.0), (0.0, 2.5), (0.4, 2.6), (0.4, 2.7), (0.3, 1.0)]):
             state.step = step
             loop.note_best(running, state, dict, {"f1": f1, "loss": held}, watch)
-        assert kept == best
+        assert saved == best
         assert state.finished
+
+
+TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
+WATCH = EarlyStopping("discriminator_auc", patience=3, keep=True)
+Undisturbed = tuple[list[dict[str, Any]], dict[str, Tensor]]
+
+
+class Killed(BaseException):
+    """Stands for kill -9: nothing may catch it."""
+
+
+def figures(folder: Path) -> list[dict[str, Any]]:
+    """The records without what the clock decides."""
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in read_metrics(folder)]
+
+
+def session(folder: Path, **options: Any) -> tuple[TrainContext, State]:
+    """A run as the command begins it, or goes on with it."""
+    defaults = {"checkpoint_every_steps": 3, "evaluate_every_steps": 6}
+    run = context(folder / "unused", **(defaults | options))
+    contents = checkpoint.load_newest(folder / "checkpoints", pytest.fail)
+    state = State() if contents is None else State.from_checkpoint(contents)
+    if contents is not None:
+        checkpoint.load_model_tensors(run.objective, contents.model, "here")
+    return replace(run, folder=folder, metrics_log=MetricsLog(folder, state.logged_step), early_stopping=WATCH), state
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """Records and weights of a run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    run, state = session(folder)
+    train(run, state)
+    return figures(folder), weights(run.objective)
+
+
+def finish(folder: Path, undisturbed: Undisturbed, **options: Any) -> None:
+    """Goes on with a run and compares it with the undisturbed one, bit for bit."""
+    run, state = session(folder, **options)
+    state.finished = state.step == 12
+    last = train(run, state)
+    assert figures(folder) == undisturbed[0]
+    assert {key: value for key, value in last.items() if key not in TIMING} == undisturbed[0][-1]
+    trained = weights(run.objective)
+    assert all(torch.equal(tensor, trained[name]) for name, tensor in undisturbed[1].items())
+
+
+@pytest.mark.parametrize(
+    ("owner", "method", "number", "after"),
+    [
+        (MetricsLog, "write", 2, True),  # of step 4, between two checkpoints
+        (checkpoint, "save", 2, True),  # of step 6, before its evaluation
+        (MetricsLog, "write", 3, False),  # of step 6, after the evaluation and its best weights
+        (checkpoint, "save", 4, False),  # of step 9, after the line of step 8
+        (checkpoint, "save", 5, True),  # of step 12, before the last evaluation
+        (evaluation, "evaluate", 1, False),
+    ],
+)
+def test_a_killed_run_ends_as_one_left_alone(
+    tmp_path: Path,
+    undisturbed: Undisturbed,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    method: str,
+    number: int,
+    after: bool,
+) -> None:
+    calls, real = [0], getattr(owner, method)
+
+    def killed(*args: Any, **options: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == number and not after:
+            raise Killed
+        result = real(*args, **options)
+        if calls[0] == number:
+            raise Killed
+        return result
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, killed)
+        with pytest.raises(Killed):
+            train(*session(tmp_path))
+    finish(tmp_path, undisturbed)
+
+
+@pytest.mark.parametrize("stop", [1, 6, 7])  # step 6 is one of an evaluation
+def test_a_stopped_run_ends_as_one_left_alone(tmp_path: Path, undisturbed: Undisturbed, stop: int) -> None:
+    class StopAt(Notes):
+        steps = 0
+
+        def advance(self, amount: float, **figures: str) -> None:
+            self.steps += 1
+            if self.steps == stop - 1:
+                run.stop.signal = 1
+
+    run, state = session(tmp_path)
+    if stop == 1:
+        run.stop.signal = 1
+    progress = StopAt()
+    train(replace(run, progress=progress), state)
+    assert (state.step, state.interrupted) == (stop, True)
+    assert not [note for note in progress.notes if note.startswith(f"step {stop}: held out")], "a stop waits for no figures"
+    finish(tmp_path, undisturbed)
+
+
+def test_rows_that_cannot_be_read_cost_no_training(tmp_path: Path, undisturbed: Undisturbed) -> None:
+    class Breaks(ExampleStream):
+        def batch(self, places: Any, positions: Any) -> Any:
+            if places[0] >= 8 * 7:
+                raise DataError("the disk is gone", hint="mount it again")
+            return super().batch(places, positions)
+
+    data = DataConfig(sequence_length=24, packing="segments")
+    source = Breaks(build_packing(SPLIT, SPECIAL, data, 0, training=True), 0)
+    with pytest.raises(DataError, match="the disk is gone"):
+        train(*session(tmp_path, source=source))
+    assert [path.name for path in checkpoint.found(tmp_path / "checkpoints")] == ["step-00000007", "step-00000006"]
+    finish(tmp_path, undisturbed)
+
+
+def test_a_failed_evaluation_loses_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def torn(*args: Any, **options: Any) -> dict[str, float]:
+        raise DataError("shard-0 is damaged")
+
+    options = {"evaluate_every_steps": 4, "max_steps": 4}  # the interval of checkpoints has none for step 4
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluation, "evaluate", torn)
+        with pytest.raises(DataError, match="shard-0 is damaged"):
+            train(*session(tmp_path, **options))
+    assert session(tmp_path, **options)[1].step == 4
+
+
+def test_a_time_budget_spaces_the_records() -> None:
+    budget = TimeBudget(1000.0, ("log", "evaluate", "checkpoint"))
+    times: Counter[str] = Counter()
+    for second in range(1, 1000):
+        for kind in budget.due(second):
+            budget.done(kind, second, cost=5.0 if kind == "evaluate" else 0.5)
+            times[kind] += 1
+    # 50 seconds are a twentieth of the budget, but one that takes 5 seconds is not done more often than every 100.
+    assert times == {"log": 99, "evaluate": 10, "checkpoint": 19}
+    assert TimeBudget(1000.0, ()).due(999.0) == set(), "what the user has set is left alone"
+    assert "checkpoint" in TimeBudget(360_000.0, ("checkpoint",)).due(1800.0), "half an hour at most is at stake"
+    # Of many sessions, each shorter than the wait of 300 seconds, a third reaches a time of evaluation.
+    for seconds, evaluations in ((99, 0), (100, 20)):
+        due = [TimeBudget(6000.0, ("evaluate",), begin).due(begin + seconds) for begin in map(float, range(0, 6000, 100))]
+        assert sum("evaluate" in kinds for kinds in due) == evaluations
+
+
+def test_a_run_with_a_time_budget_has_a_curve_and_is_saved(tmp_path: Path) -> None:
+    # Intervals that such a run never reaches, as those of presets are for short budgets.
+    options = {"max_steps": 10**6, "max_hours": 1.0 / 3600, "log_every_steps": 10**5, "evaluate_every_steps": 10**5}
+    record = train(replace(context(tmp_path, **options), time_budget=TimeBudget(1.0, ("log", "evaluate"))), State())
+    assert 0 < record["step"] < 10**6
+    assert checkpoint.found(tmp_path / "checkpoints")[0].name == f"step-{record['step']:08d}"
+    lines = read_metrics(tmp_path)
+    assert len(lines) > 3
+    assert sum("heldout_loss" in line for line in lines) > 1
+
+
+def test_a_run_that_is_stopped_when_its_time_is_over_is_evaluated(tmp_path: Path) -> None:
+    class StopLate(Silent):
+        def advance(self, amount: float, **figures: str) -> None:
+            run.stop.signal = 2
+
+    options = {"max_steps": 10**6, "max_hours": 1e-9, "log_every_steps": 10**5, "evaluate_every_steps": 10**5}
+    run, state = context(tmp_path, **options), State()
+    record = train(replace(run, progress=StopLate()), state)
+    assert not state.interrupted
+    assert "heldout_loss" in record
+
+
+def test_the_wait_for_the_next_record_begins_before_the_evaluation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+
+    class Budget(TimeBudget):
+        def done(self, kind: Work, seconds: float, cost: float = 0.0) -> None:
+            events.append(kind)
+
+    def evaluate(*_: object, **__: object) -> dict[str, float]:
+        events.append("evaluating")
+        return {"loss": 1.0}
+
+    monkeypatch.setattr(evaluation, "evaluate", evaluate)
+    options = {"max_steps": 2, "log_every_steps": 2, "checkpoint_every_steps": 2}
+    train(replace(context(tmp_path, **options), time_budget=Budget(1000.0, ())), State())
+    assert events == ["log", "log", "checkpoint", "evaluating", "evaluate"]

@@ -14,7 +14,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from discern.corruption import MASKINGS_OF_INTEGERS, maskings
 from discern.objectives.base import BuildSettings
-from discern.objectives.electric import Electric
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training.distributed import Ranks
 from discern.training.loop import train
@@ -109,13 +108,6 @@ def test_maskings_that_run_anywhere_round_nothing(tmp_path: Path, masking: str) 
         assert not inexact
     else:
         assert inexact & {"log", "pow"}
-
-
-def test_an_objective_says_whether_it_corrupts_anywhere() -> None:
-    objective = Electric(Electric.Config(), settings())
-    assert objective.corrupts_anywhere
-    objective = Electric(Electric.Config(masking="rarity"), settings())
-    assert not objective.corrupts_anywhere
 
 
 def test_a_feed_reads_each_step_once_in_order(tmp_path: Path) -> None:
