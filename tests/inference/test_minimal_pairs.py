@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from discern.artifacts.run import BLIMP_FILE
 from discern.errors import ConfigError, DataError
 from discern.inference.minimal_pairs import MinimalPair, Preferences, read_blimp, run_blimp
 from discern.inference.scoring import load_scorer
 from discern.progress import Silent
-from discern.report.evaluation import BLIMP_FILE, read_blimp_results
+from discern.report.evaluation import read_blimp_results
 from discern.report.run_page import report
 from tests.small.run import make_run
 

@@ -34,7 +34,7 @@ from discern.types import SpecialTokens
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", "run.json", "tokenizer.json", "checkpoints"
 COUNTS_FILE = "token-counts.txt"
-EVALUATION_FILE = "evaluation.json"
+EVALUATION_FILE, BLIMP_FILE = "evaluation.json", "blimp.json"
 FORMAT = 1
 
 Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]

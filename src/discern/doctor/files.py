@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, read_finetuned, read_results, read_scores
 from discern.artifacts.run import (
+    BLIMP_FILE,
     CHECKPOINTS,
     CONFIG_FILE,
     EVALUATION_FILE,
@@ -29,7 +30,6 @@ from discern.data.sources.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.interop.names import CONFIG_NAME
 from discern.progress import Progress, Silent
-from discern.report.evaluation import BLIMP_FILE
 from discern.storage.checksums import (
     CHECKSUMS_NAME,
     checksum,

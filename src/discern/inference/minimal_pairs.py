@@ -10,12 +10,12 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import is_run
+from discern.artifacts.run import BLIMP_FILE, is_run
 from discern.errors import ConfigError, DataError
 from discern.inference.scoring import TextScorer, load_scorer
 from discern.parsing import json_value
 from discern.progress import Progress
-from discern.report.evaluation import BLIMP_FILE, read_blimp_results
+from discern.report.evaluation import read_blimp_results
 from discern.storage.checksums import write_recorded
 from discern.tasks.readers.files import numbered_lines
 

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, is_run, read_record
+from discern.artifacts.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, is_run, read_record
 from discern.config.layers import Origin, Setting, Settings, parse_overrides
 from discern.config.resolve import Resolved
 from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.report.evaluation import BLIMP_FILE
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from discern.artifacts.run import BLIMP_FILE
 from discern.report.charts import ByGroup, Chart, Line, Reliability
 from discern.report.page import Table
 from discern.storage.checksums import read_object
@@ -72,7 +73,6 @@ def _cell(value: float | None) -> str | float:
     return "" if value is None else f"{value:,}" if isinstance(value, int) else value
 
 
-BLIMP_FILE = "blimp.json"
 EVALUATE_AGAIN = "remove it; `discern evaluate RUN --suite blimp --data DIR` writes it again"
 
 _GROUPS = {"by_phenomenon": "phenomenon", "by_paradigm": "paradigm"}

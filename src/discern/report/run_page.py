@@ -10,7 +10,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from discern.artifacts.run import CONFIG_FILE, EVALUATION_FILE, TOKENIZER_FILE, build_objective, read_counts, special_in
+from discern.artifacts.run import (
+    BLIMP_FILE,
+    CONFIG_FILE,
+    EVALUATION_FILE,
+    TOKENIZER_FILE,
+    build_objective,
+    read_counts,
+    special_in,
+)
 from discern.artifacts.run import read_record as read_run_record
 from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
@@ -31,7 +39,6 @@ from discern.objectives.base import Objective, Vocabulary
 from discern.parsing import is_number
 from discern.report.curves import last_held_out, run_charts
 from discern.report.evaluation import (
-    BLIMP_FILE,
     EVALUATE_AGAIN,
     blimp_tables,
     evaluation_charts,
