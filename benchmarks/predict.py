@@ -26,7 +26,7 @@ from discern.progress import Silent
 from discern.tasks.examples import ClassificationExample
 from discern.tasks.glue import read_glue_file
 from discern.tasks.prediction_input import blocks
-from discern.training.evaluation import outputs_of
+from discern.tasks.supervised import outputs_of
 
 BATCH, BLOCK = 32, 2048
 

@@ -21,7 +21,7 @@ from discern.inference import predict as module
 from discern.inference.predict import predict
 from discern.progress import Silent
 from discern.tasks.prediction_input import input_examples
-from discern.training.evaluation import outputs_of
+from discern.tasks.supervised import outputs_of
 from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
 
 TEXTS = ["the chef", "purple elephants ate the meal, and guests cooked", "hello", "naive guests 3,141"]

@@ -27,8 +27,7 @@ from discern.tasks.contrastive_objective import ContrastiveObjective
 from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
-from discern.tasks.supervised import Split, supervised
-from discern.training.evaluation import outputs_of
+from discern.tasks.supervised import Split, outputs_of, supervised
 from tests.interop.small_tokenizers import small_tokenizer
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")

@@ -16,9 +16,8 @@ from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.examples import ClassificationExample
 from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder
-from discern.tasks.supervised import Split, SupervisedObjective
+from discern.tasks.supervised import Split, SupervisedObjective, outputs_of
 from discern.tasks.tagging import Tagging, TaggingConfig
-from discern.training.evaluation import outputs_of
 from tests.support import settings
 
 

@@ -65,7 +65,7 @@ def test_the_sizes_by_hand() -> None:
         TrainConfig(sequences_per_step=4, max_steps=16), DataConfig(sequence_length=64, length_schedule=((0, 16), (0.5, 64)))
     )
     assert growing.segments == (ScheduleSegment(0, 16, 16), ScheduleSegment(8, 4, 64, 128, 2048))
-    assert step_sizes(TrainConfig(sequences_per_step=4), DataConfig()) == StepSizes.constant(4, 128)
+    assert step_sizes(TrainConfig(sequences_per_step=4), DataConfig()) == StepSizes((ScheduleSegment(0, 4, 128),))
 
 
 def test_a_growing_batch_reads_the_same_rows_in_the_same_order(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import platform
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
@@ -28,7 +29,6 @@ from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.storage.checksums import Record, has_file, read_text, understood
 from discern.storage.checksums import read_record as read_record_of
 from discern.training import checkpoint
-from discern.training.memory import machine_memory
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.types import SpecialTokens
 
@@ -397,6 +397,19 @@ def build_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective
 _BYTES_A_PARAMETER = 16
 # Before weights are divided, each process has them whole, and a copy of them.
 _BYTES_BEFORE_DIVIDING = 8
+
+
+def machine_memory(device: torch.device) -> int | None:
+    """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # no such name on this system
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else ""
+    return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
 def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, shards: int = 1) -> None:

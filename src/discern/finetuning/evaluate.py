@@ -20,9 +20,8 @@ from discern.tasks.base import Definition, Task
 from discern.tasks.baselines.base import measure_baselines
 from discern.tasks.examples import Reading
 from discern.tasks.prediction_input import known_definition
-from discern.tasks.supervised import refuse_non_finite
+from discern.tasks.supervised import outputs_of, refuse_non_finite
 from discern.training.distributed import choose_device
-from discern.training.evaluation import outputs_of
 from discern.training.precision import resolve_precision
 
 # Up to this number of training examples, baselines take a few seconds.

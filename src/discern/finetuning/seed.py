@@ -27,10 +27,9 @@ from discern.models.fused_ops import Dropout
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import read_object, remove_recorded
 from discern.tasks.features import TaskRowsInOrder, TaskStream
-from discern.tasks.supervised import SupervisedObjective, refuse_non_finite, supervised
+from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
 from discern.training import checkpoint
 from discern.training.distributed import Ranks
-from discern.training.evaluation import outputs_of
 from discern.training.interrupt import StopRequest, leave_if_stopped
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics

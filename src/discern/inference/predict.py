@@ -24,9 +24,8 @@ from discern.tasks.conll import ConllSource
 from discern.tasks.examples import ClassificationExample, QuestionExample, TaggingExample
 from discern.tasks.prediction_input import InputFormat, blocks, input_examples, known_definition
 from discern.tasks.readers.files import clean_text
-from discern.tasks.supervised import are_finite
+from discern.tasks.supervised import are_finite, outputs_of
 from discern.training.distributed import choose_device
-from discern.training.evaluation import outputs_of
 from discern.training.precision import resolve_precision
 
 # Rows are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.

@@ -84,6 +84,12 @@ def attention_path(model: nn.Module, device: torch.device, precision: str) -> At
     return AttentionPath("varlen") if reason is None else AttentionPath("sdpa", reason)
 
 
+def attends_to_spans(network: nn.Module, device: torch.device, precision: str) -> bool:
+    """Whether its rows need `with_spans`, because attention runs on spans of tokens without padding."""
+    path = attention_path(network, device, precision)
+    return path is not None and path.name == "varlen"
+
+
 @contextmanager
 def switched_off() -> Iterator[None]:
     """A context in which padded rows are used everywhere, to compare the two."""

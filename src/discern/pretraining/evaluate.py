@@ -65,8 +65,8 @@ def evaluate(
             hint=f"add --data DATA; made by: discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5",
         )
     opened = TokenData.open(folder)
-    if opened.tokenizer_fingerprint not in (expected := trained.tokenizer_fingerprints):
-        raise another_tokenizer(folder, opened.tokenizer_fingerprint, model, expected[0], trained.tokenizer_path)
+    if opened.tokenizer_fingerprint not in trained.tokenizer_fingerprints:
+        raise another_tokenizer(folder, opened.tokenizer_fingerprint, trained)
     stream = heldout_rows_of(opened, config)
 
     # Evaluate

@@ -85,11 +85,15 @@ def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began
         raise ConfigError(f"{out} was trained with {texts[0]}, but this command has {texts[1]}", hint=NEW_RUN)
 
     # The settings
-    old, new = flatten(read_written_config(out / CONFIG_FILE)), flatten(config)
-    differing = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in MAY_CHANGE)
-    if differing:
-        lines = [f"  {key}: {old.get(key)} in that run, {new.get(key)} now" for key in differing]
+    lines = _changes(flatten(read_written_config(out / CONFIG_FILE)), flatten(config), MAY_CHANGE)
+    if lines:
         raise ConfigError("\n".join([f"{out} holds a run with a different configuration:", *lines]), hint=NEW_RUN)
+
+
+def _changes(old: Mapping[str, Any], new: Mapping[str, Any], may_change: set[str]) -> list[str]:
+    """A line for each setting that differs although it may not."""
+    keys = sorted(key for key in old.keys() | new.keys() if old.get(key) != new.get(key) and key not in may_change)
+    return [f"  {key}: {old.get(key)} in that run, {new.get(key)} now" for key in keys]
 
 
 RECORD_KEY = "decay"
@@ -199,7 +203,19 @@ def decay_settings(
     base = {key: Setting(NONE if value is None else value, origin) for key, value in flatten(config).items()}
     # With a constant rate nothing is fitted to the length, which is not known yet.
     plain = resolve_pretrain_config(base | given | {"optimizer.schedule": Setting("constant", origin)}, may_end_early=True)
-    steps = _decay_steps(plain, config, step)
+    optimizer, fraction = plain.config.optimizer, plain.config.optimizer.decay_fraction
+    if "train.max_steps" in given:
+        steps = plain.config.train.max_steps - step
+    elif optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):
+        steps = optimizer.decay_steps
+    else:
+        steps = max(1, round(step * fraction / (1 - fraction))) if fraction < 1 else 0
+    if steps < 1 or ("optimizer.decay_steps" in given and optimizer.decay_steps != steps):
+        raise ConfigError(
+            f"the decay begins at step {step:,}, so it cannot end at train.max_steps {plain.config.train.max_steps:,} or be the "
+            "whole run",
+            hint="set optimizer.decay_steps alone: --set optimizer.decay_steps=1000",
+        )
     own = Origin("preset", f"decay from step {step}")
     changed = {
         "optimizer.schedule": "wsd",
@@ -209,38 +225,15 @@ def decay_settings(
     }
     settings: Settings = base | given | {key: Setting(value, own) for key, value in changed.items() if key not in given}
     resolved = resolve_pretrain_config(settings, may_end_early=True)
-    before, now = flatten(config), flatten(resolved.config)
-    allowed = (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"}
-    wrong = sorted(key for key in now if key in given and now[key] != before.get(key) and key not in allowed)
-    if wrong:
-        lines = [f"  {key}: {before.get(key)} in that run, {now[key]} now" for key in wrong]
+    now = {key: value for key, value in flatten(resolved.config).items() if key in given}
+    before = {key: value for key, value in flatten(config).items() if key in now}
+    lines = _changes(before, now, (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"})
+    if lines:
         raise ConfigError(
             "\n".join([f"a decay continues {folder} with its own settings, but these differ:", *lines]),
             hint="leave them out; optimizer.decay_steps sets the number of steps",
         )
     return resolved
-
-
-def _decay_steps(plain: Resolved[PretrainConfig], config: PretrainConfig, step: int) -> int:
-    """The number of steps of the decay."""
-    optimizer, train, given = plain.config.optimizer, plain.config.train, plain.user_set
-    fraction = optimizer.decay_fraction
-    if "train.max_steps" in given:
-        steps = train.max_steps - step
-        if steps < 1 or ("optimizer.decay_steps" in given and optimizer.decay_steps != steps):
-            raise ConfigError(
-                f"the decay begins at step {step:,}, so it cannot end at train.max_steps {train.max_steps:,}",
-                hint="set optimizer.decay_steps alone: --set optimizer.decay_steps=1000",
-            )
-        return steps
-    if optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):
-        return optimizer.decay_steps
-    if fraction == 1:
-        raise ConfigError(
-            f"optimizer.decay_fraction is 1, but {step:,} steps were trained without decay",
-            hint="--set optimizer.decay_steps=1000",
-        )
-    return max(1, round(step * fraction / (1 - fraction)))
 
 
 def risen_rate(before: PretrainConfig, now: PretrainConfig, step: int) -> str | None:

@@ -293,8 +293,7 @@ def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> Tok
     replayed = TokenData.open(replay.data)
     same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
     if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:
-        ours, theirs = data.tokenizer_fingerprint, replayed.tokenizer_fingerprint
-        raise another_tokenizer(replayed.folder, theirs, data.folder, ours, data.folder / TOKENIZER_NAME)
+        raise another_tokenizer(replayed.folder, replayed.tokenizer_fingerprint, data)
     return replayed
 
 

@@ -27,7 +27,7 @@ from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
 from discern.config.schema import flatten
 from discern.data.dataset.build import BuildOptions
-from discern.data.dataset.manifest import ADDED_NAME
+from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.filters import Rules
 from discern.data.prepare import prepare
@@ -90,22 +90,23 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
         return []
     pieces = pieces_of_added(start.tokenizer, data.tokenizer())
     if pieces is None:
-        theirs = start.tokenizer_fingerprints[0]
-        raise another_tokenizer(data.folder, data.tokenizer_fingerprint, start.folder, theirs, start.tokenizer_path)
+        raise another_tokenizer(data.folder, data.tokenizer_fingerprint, start)
     return pieces
 
 
-def another_tokenizer(data: object, fingerprint: str, model: Path, expected: str, tokenizer: Path) -> DataError:
-    """The error if a data set was made with another tokenizer than `model`, which may be a data set as well.
+def another_tokenizer(data: object, fingerprint: str, model: ModelFolder | TokenData) -> DataError:
+    """The error if a data set was made with another tokenizer than a model or another data set.
 
     Args:
         fingerprint: fingerprint of the tokenizer of the data set.
-        expected: fingerprint of the tokenizer of `model`.
-        tokenizer: file of that tokenizer.
     """
+    if isinstance(model, TokenData):
+        expected, tokenizer = model.tokenizer_fingerprint, model.folder / TOKENIZER_NAME
+    else:
+        expected, tokenizer = model.tokenizer_fingerprints[0], model.tokenizer_path
     return DataError(
-        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model} ({expected[:12]}): the same ids "
-        "stand for other tokens",
+        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} ({expected[:12]}): the "
+        "same ids stand for other tokens",
         hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {tokenizer}",
     )
 
@@ -202,7 +203,7 @@ def _values(
 
 
 def _check_shapes(what: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], source: Network, network: Network) -> None:
-    """Raise a ConfigError if the parameters of a network and of its source differ in their names or shapes."""
+    """Raise a ConfigError if a network and its source differ in their settings, or the names or shapes of their parameters."""
     shapes = [{name: tuple(value.shape) for name, value in values.items()} for values in (theirs, ours)]
     differing = sorted(name for name in theirs.keys() | ours.keys() if shapes[0].get(name) != shapes[1].get(name))
     if differing:
@@ -214,6 +215,14 @@ def _check_shapes(what: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Te
             f"first is {name}, of shape {shapes[0].get(name, 'absent')} in the model and {shapes[1].get(name, 'absent')} here",
             hint="leave out the settings of [model], and objective.generator, generator_size, generator_depth and tying, or set "
             "them to the values of that model",
+        )
+    settings = [part.encoder.config.fixed() for part in (source, network)]
+    unequal = [key for key, value in settings[0].items() if key not in _SHOWN_BY_SHAPES and value != settings[1].get(key)]
+    if unequal:
+        listed = ", ".join(f"{key} {settings[0][key]} there and {settings[1].get(key)} here" for key in unequal)
+        raise ConfigError(
+            f"{what} has weights of the same shapes but computes something else: {listed}",
+            hint=f"set [model] and objective.generator_size so that {', '.join(unequal)} are those of that model",
         )
 
 
@@ -275,8 +284,8 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         CheckpointError: its weights are missing or damaged.
     """
     model = open_model(folder, warn=warn)
-    if tokenizer_fingerprint not in (expected := model.tokenizer_fingerprints):
-        raise another_tokenizer("the data set", tokenizer_fingerprint, folder, expected[0], model.tokenizer_path)
+    if tokenizer_fingerprint not in model.tokenizer_fingerprints:
+        raise another_tokenizer("the data set", tokenizer_fingerprint, model)
     networks = model.networks()
     candidates = [networks[name] for name in sorted(networks, key=lambda name: name != GENERATOR)]
     source = next((network for network in candidates if isinstance(network.head, LanguageHead)), None)
@@ -288,14 +297,6 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
     target = objective.networks()[GENERATOR]
     values, parameters = named_parameters(source), named_parameters(target)
     _check_shapes(f"the generator of {folder}", values, parameters, source, target)
-    theirs, ours = source.encoder.config.fixed(), target.encoder.config.fixed()
-    unequal = [key for key in theirs if key not in _SHOWN_BY_SHAPES and theirs[key] != ours.get(key)]
-    if unequal:
-        settings = ", ".join(f"{key} {theirs[key]} there and {ours.get(key)} here" for key in unequal)
-        raise ConfigError(
-            f"the generator of {folder} has weights of the same shapes but computes something else: {settings}",
-            hint=f"set [model] and objective.generator_size so that {', '.join(unequal)} are those of that model",
-        )
     for name, parameter in parameters.items():
         parameter.copy_(values[name])
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Literal, cast
@@ -19,8 +19,9 @@ from discern.models.config import HeadLayers
 from discern.models.heads import PredictionLayers
 from discern.models.initialization import truncated_normal
 from discern.objectives.base import Evaluator, Objective
+from discern.progress import Progress
 from discern.tasks.base import Outputs, Task, TaskHead
-from discern.tasks.features import Features, TaskBatch, TaskRows
+from discern.tasks.features import Features, TaskBatch, TaskRows, TaskRowsInOrder
 from discern.tasks.frames import FRAMES, FrameName
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
@@ -261,3 +262,49 @@ def _chosen(tokens: TaskBatch, group: TaskRows) -> TokenBatch:
         slot=tokens.slot[index],
         full=tokens.full,
     )
+
+
+# Tokens per batch: large enough for the matrix products, small enough for the caches.
+_TOKENS = 4096
+
+
+@torch.inference_mode()
+def outputs_of(
+    objective: SupervisedObjective,
+    task: str,
+    features: Features,
+    *,
+    precision: str = "float32",
+    device: torch.device | None = None,
+    progress: Progress | None = None,
+) -> tuple[Outputs, float]:
+    """The outputs of a task's head for each row, and the mean loss in nats if the rows have targets (0 otherwise).
+
+    Up to rounding, the results do not depend on how rows are batched.
+    """
+    device = device or next(objective.parameters()).device
+    rows, evaluator = TaskRowsInOrder({task: features}), objective.evaluator()
+    was_training = objective.training
+    objective.eval()
+    for chosen in _batches(features.input_ids.lengths):
+        batch = objective.corrupt(rows.batch(chosen, chosen), Randomness(0, 0, torch.from_numpy(chosen))).to(device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            output = objective(batch, Randomness(0, 0, batch.tokens.example_index))
+        evaluator.update(output, batch)
+        if progress is not None:
+            progress.advance(len(chosen))
+    objective.train(was_training)
+    return evaluator.ordered(task), evaluator.loss(task)
+
+
+def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
+    """Positions of the rows in order of length, in batches of about `_TOKENS` tokens including padding."""
+    ordered = np.sort(lengths, kind="stable")
+    start = 0
+    while start < len(ordered):
+        # The last row of a batch is its longest.
+        stop = start + 1
+        while stop < len(ordered) and (stop + 1 - start) * ordered[stop] <= _TOKENS:
+            stop += 1
+        yield np.arange(start, stop)
+        start = stop

@@ -15,7 +15,7 @@ from discern.data.batching.synthetic import SyntheticRows
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.initialization import initialize
-from discern.models.unpadding import attention_path, with_spans
+from discern.models.unpadding import attends_to_spans, with_spans
 from discern.training.distributed import Ranks
 from discern.training.memory import lacks_memory
 from discern.training.precision import autocast
@@ -157,8 +157,7 @@ def measure(workload: Workload, device: torch.device, mode: Mode) -> float:
         encoder.to(device)
         numbers = np.arange(workload.rows)
         batch = SyntheticRows(_VOCABULARY, workload.length, 1.0, workload.rows, 0).batch(numbers, numbers)
-        path = attention_path(encoder, device, workload.precision)
-        batch = (with_spans(batch) if path is not None and path.name == "varlen" else batch).to(device)
+        batch = (with_spans(batch) if attends_to_spans(encoder, device, workload.precision) else batch).to(device)
         compile_encoder(encoder, mode)
         for _ in range(_WARM_UP + _ROUNDS):
             begin = time.perf_counter()

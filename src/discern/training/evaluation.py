@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -10,12 +10,9 @@ import torch
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.batching.stream import Integers
-from discern.models.unpadding import attention_path, with_spans
+from discern.models.unpadding import attends_to_spans, with_spans
 from discern.objectives.base import Objective
 from discern.progress import Progress
-from discern.tasks.base import Outputs
-from discern.tasks.features import Features, TaskRowsInOrder
-from discern.tasks.supervised import SupervisedObjective
 from discern.training.distributed import Ranks
 from discern.training.precision import autocast
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
@@ -62,12 +59,11 @@ def evaluate(
     evaluator = objective.evaluator()
     was_training = objective.training
     objective.eval()
-    path = attention_path(objective, ranks.device, precision)
+    spans = attends_to_spans(objective, ranks.device, precision)
     for start in range(0, len(chosen), batch_size):
         rows = chosen[start : start + batch_size]
         batch = stream.batch(rows, rows)
-        if path is not None and path.name == "varlen":
-            batch = with_spans(batch)
+        batch = with_spans(batch) if spans else batch
         randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
         corrupted = objective.corrupt(batch, randomness).to(ranks.device)
         with autocast(precision, ranks.device):
@@ -114,49 +110,3 @@ class ExampleRows:
                     "probability": [round(value, 3) for value in probabilities],
                 }
             )
-
-
-# Tokens per batch: large enough for the matrix products, small enough for the caches.
-_TOKENS = 4096
-
-
-@torch.inference_mode()
-def outputs_of(
-    objective: SupervisedObjective,
-    task: str,
-    features: Features,
-    *,
-    precision: str = "float32",
-    device: torch.device | None = None,
-    progress: Progress | None = None,
-) -> tuple[Outputs, float]:
-    """The outputs of a task's head for each row, and the mean loss in nats if the rows have targets (0 otherwise).
-
-    Up to rounding, the results do not depend on how rows are batched.
-    """
-    device = device or next(objective.parameters()).device
-    rows, evaluator = TaskRowsInOrder({task: features}), objective.evaluator()
-    was_training = objective.training
-    objective.eval()
-    for chosen in _batches(features.input_ids.lengths):
-        batch = objective.corrupt(rows.batch(chosen, chosen), Randomness(0, 0, torch.from_numpy(chosen))).to(device)
-        with autocast(precision, device):
-            output = objective(batch, Randomness(0, 0, batch.tokens.example_index))
-        evaluator.update(output, batch)
-        if progress is not None:
-            progress.advance(len(chosen))
-    objective.train(was_training)
-    return evaluator.ordered(task), evaluator.loss(task)
-
-
-def _batches(lengths: np.ndarray) -> Iterator[np.ndarray]:
-    """Positions of the rows in order of length, in batches of about `_TOKENS` tokens including padding."""
-    ordered = np.sort(lengths, kind="stable")
-    start = 0
-    while start < len(ordered):
-        # The last row of a batch is its longest.
-        stop = start + 1
-        while stop < len(ordered) and (stop + 1 - start) * ordered[stop] <= _TOKENS:
-            stop += 1
-        yield np.arange(start, stop)
-        start = stop

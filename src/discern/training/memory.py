@@ -1,8 +1,7 @@
-"""Memory of the machine, peak memory of this process, and the error for a step that does not fit."""
+"""Peak memory of this process, and the error for a step that does not fit."""
 
 from __future__ import annotations
 
-import os
 import resource
 import sys
 from pathlib import Path
@@ -11,19 +10,6 @@ import torch
 
 from discern.errors import ConfigError
 from discern.training.config import TrainConfig
-
-
-def machine_memory(device: torch.device) -> int | None:
-    """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
-    if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
-    try:
-        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    except (ValueError, OSError):  # no such name on this system
-        return None
-    limit = Path("/sys/fs/cgroup/memory.max")
-    allowed = limit.read_text().strip() if limit.exists() else ""
-    return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
 def peak_memory(device: torch.device) -> int:

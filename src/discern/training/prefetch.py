@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.models.unpadding import attention_path, with_spans
+from discern.models.unpadding import attends_to_spans, with_spans
 from discern.training.state import TrainContext
 from discern.types import CorruptedBatch, TokenBatch, map_tensors
 
@@ -102,8 +102,7 @@ class Feed:
         device = context.ranks.device
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            path = attention_path(context.objective, device, context.precision)
-            self._spans = path is not None and path.name == "varlen"
+            self._spans = attends_to_spans(context.objective, device, context.precision)
         self._upcoming = self._read(step)
 
     def take(self, step: int) -> LocalBatch:

@@ -96,11 +96,6 @@ class StepSizes:
 
     segments: Sequence[ScheduleSegment]
 
-    @classmethod
-    def constant(cls, rows: int, length: int) -> StepSizes:
-        """Steps that all have the same size."""
-        return cls((ScheduleSegment(0, rows, length),))
-
     def at(self, step: int) -> ScheduleSegment:
         """The segment that a step belongs to."""
         return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.first) - 1]
@@ -139,9 +134,7 @@ def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
                 f"from step {first:,} on, an update of {tokens:,} tokens cannot hold a row of {length:,}; set larger numbers of "
                 "tokens in train.batch_schedule, or shorter rows in data.length_schedule"
             )
-        if not sizes.segments:
-            sizes = StepSizes.constant(rows, length)
-        elif (rows, length) != (sizes.segments[-1].rows, sizes.segments[-1].length):
-            before = sizes.examples_before(first), sizes.positions_before(first)
+        if not sizes.segments or (rows, length) != (sizes.segments[-1].rows, sizes.segments[-1].length):
+            before = (sizes.examples_before(first), sizes.positions_before(first)) if first else ()
             sizes = StepSizes((*sizes.segments, ScheduleSegment(first, rows, length, *before)))
     return sizes
