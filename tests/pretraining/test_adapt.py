@@ -338,7 +338,7 @@ def test_text_that_is_gone_cannot_be_read_again_for_added_tokens(world: Path, tm
     choice = TokenizerChoice(path=world / "domain" / "data" / "tokenizer.json")
     prepare([str(text)], out=tmp_path / "data", tokenizer=choice, build=BuildOptions(workers=1), progress=Silent())
     text.unlink()
-    with pytest.raises(DataError, match=r"text\.txt' does not exist"):
+    with pytest.raises(DataError, match=r"text\.txt does not exist"):
         extended_data(tmp_path / "data", tmp_path / "out", AddedTokens(number=3), Silent())
 
 

@@ -19,6 +19,7 @@ from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
+from discern.pretraining.estimate import estimate
 from discern.pretraining.run import heldout_stream, plan, pretrain
 from discern.progress import Silent
 from discern.training.distributed import Ranks, choose_device
@@ -91,9 +92,10 @@ def test_chinese_words_come_from_jieba_and_the_ids_stay(tmp_path: Path) -> None:
     assert single.all()
     assert not several.all()
     pretrain(**train(tmp_path / "jieba", tmp_path / "run", "whole-word"), progress=Silent())
-    for verb in (partial(pretrain, progress=Silent()), partial(plan, warn=pytest.fail)):
+    options = train(tmp_path / "none", tmp_path / "refused", "whole-word")
+    for verb in (lambda: pretrain(**options, progress=Silent()), lambda: estimate(plan(**options, warn=pytest.fail))):
         with pytest.raises(ConfigError, match=r"nearly every token is one \(1.000 tokens per word\)") as refused:
-            verb(**train(tmp_path / "none", tmp_path / "refused", "whole-word"))  # type: ignore[operator]
+            verb()
         assert "--segmenter jieba" in str(refused.value.hint)
     assert not (tmp_path / "refused").exists()
 
