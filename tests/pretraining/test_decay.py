@@ -86,7 +86,7 @@ def test_a_decay_that_cannot_be_is_refused(data: Path, stable: Path, tmp_path: P
     for says, overrides in (
         ("optimizer.learning_rate: 0.001 in that run, 0.1 now", ("optimizer.learning_rate=0.1",)),
         ("train.max_hours", ("train.max_hours=1",)),
-        ("so it cannot end at train.max_steps 30", ("train.max_steps=30", "optimizer.decay_steps=6")),
+        ("train.max_steps 30 do not agree", ("train.max_steps=30", "optimizer.decay_steps=6")),
         ("the decay begins at step 20", ("train.max_steps=20",)),
     ):
         assert says in refused(*overrides).message

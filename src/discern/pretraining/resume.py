@@ -212,8 +212,8 @@ def decay_settings(
         steps = max(1, round(step * fraction / (1 - fraction))) if fraction < 1 else 0
     if steps < 1 or ("optimizer.decay_steps" in given and optimizer.decay_steps != steps):
         raise ConfigError(
-            f"the decay begins at step {step:,}, so it cannot end at train.max_steps {plain.config.train.max_steps:,} or be the "
-            "whole run",
+            f"the decay begins at step {step:,}, but optimizer.decay_steps {optimizer.decay_steps}, optimizer.decay_fraction "
+            f"{fraction:g} and train.max_steps {plain.config.train.max_steps:,} do not agree on its length",
             hint="set optimizer.decay_steps alone: --set optimizer.decay_steps=1000",
         )
     own = Origin("preset", f"decay from step {step}")
