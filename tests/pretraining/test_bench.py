@@ -106,7 +106,7 @@ def test_peak_memory_sees_what_was_taken() -> None:
     """In a process of its own: the peak of this one may lie above all that a test can take."""
     program = """if True:
         import torch
-        from discern.training.memory import peak_memory
+        from discern.training.distributed import peak_memory
         before = peak_memory(torch.device("cpu"))
         taken = torch.ones(2**26)
         print(peak_memory(torch.device("cpu")) - before)

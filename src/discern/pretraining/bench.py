@@ -34,11 +34,10 @@ from discern.objectives.base import Objective, Phase, Vocabulary
 from discern.pretraining.run import check_shares, meta_objective, workload_of
 from discern.progress import Progress, Silent
 from discern.training.compilation import shared_compilation
-from discern.training.distributed import Ranks, join_ranks
+from discern.training.distributed import Ranks, join_ranks, lacks_memory, out_of_memory, peak_memory
 from discern.training.flops import Product, RecordProducts, executed_flops, fastest_product, record_products, shortest_time
 from discern.training.interrupt import StopRequest
 from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
-from discern.training.memory import lacks_memory, out_of_memory, peak_memory
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.precision import autocast, raise_weights, shared_precision
 from discern.training.prefetch import Feed, read_local_batch

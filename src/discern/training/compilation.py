@@ -16,8 +16,7 @@ from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.models.initialization import initialize
 from discern.models.unpadding import attends_to_spans, with_spans
-from discern.training.distributed import Ranks
-from discern.training.memory import lacks_memory
+from discern.training.distributed import Ranks, lacks_memory
 from discern.training.precision import autocast
 
 Mode = Literal["off", "networks", "blocks", "graphs"]

@@ -28,8 +28,8 @@ from discern.objectives.base import Objective, Phase
 from discern.storage.files import write_text
 from discern.training import evaluation
 from discern.training.compilation import Mode, compile_networks, eager_evaluation
+from discern.training.distributed import lacks_memory, out_of_memory, peak_memory
 from discern.training.interrupt import agree_to_stop
-from discern.training.memory import lacks_memory, out_of_memory, peak_memory
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
 from discern.training.metrics_log import add_held_out
 from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
