@@ -106,7 +106,7 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
             save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, partial / name, {"format": "pt"})
         return publish(folder, contents.state, {name: checksum(partial / name) for name in groups}, keep)
     except (OSError, SafetensorError) as problem:
-        shutil.rmtree(partial_folder(folder, contents.step), ignore_errors=True)
+        discard_partial(folder, contents.step)
         raise not_written(folder, contents.step, str(problem)) from problem
 
 
@@ -122,6 +122,11 @@ def make_partial(folder: Path, step: int) -> Path:
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
     return partial
+
+
+def discard_partial(folder: Path, step: int) -> None:
+    """Remove that folder."""
+    shutil.rmtree(partial_folder(folder, step), ignore_errors=True)
 
 
 def publish(folder: Path, state: Mapping[str, Any], sums: Mapping[str, str], keep: int) -> Path:

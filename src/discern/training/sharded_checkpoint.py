@@ -8,7 +8,6 @@ newest. Any number of processes can read it, one included.
 from __future__ import annotations
 
 import copy
-import shutil
 import socket
 import warnings
 from collections.abc import Callable, Mapping
@@ -96,7 +95,7 @@ class ShardedCheckpointWriter:
             self._on_all_ranks(lambda: checkpoint.publish(folder, state, checksums, keep) if first else None)
         except OSError as problem:
             if first:
-                shutil.rmtree(checkpoint.partial_folder(folder, step), ignore_errors=True)
+                checkpoint.discard_partial(folder, step)
             raise checkpoint.not_written(folder, step, str(problem)) from None
 
     def _write_shards(self, partial: Path, tensors: dict[str, Tensor]) -> dict[str, str]:
