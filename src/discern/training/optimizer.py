@@ -138,7 +138,6 @@ class Optimizer(torch.optim.Optimizer):
             CheckpointError: they are not those of the same weights and rules.
         """
         self.updates = updates
-        self.begin_moments()
         shapes = {
             f"{names[parameter]}.{kind}": parameter.shape
             for group in self.param_groups
