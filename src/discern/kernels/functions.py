@@ -230,13 +230,13 @@ class _Norm(torch.autograd.Function):
         mean, deviation = (torch.empty(rows) for _ in range(2))
         results: tuple[Tensor, Tensor | None]
         if keeps_sum:
-            kept, values = torch.empty(part.shape), full if not want_low else low
-            call("add_norm", part.dtype, *given, kept, *((None, low) if want_low else (full, None)), mean, deviation, *settings)
-            results = kept, values
+            saved, values = torch.empty(part.shape), full if not want_low else low
+            call("add_norm", part.dtype, *given, saved, *((None, low) if want_low else (full, None)), mean, deviation, *settings)
+            results = saved, values
         else:
-            kept, results = torch.empty(part.shape), (full, low if want_low else None)
-            call("norm", part.dtype, *given, *results, kept, deviation, *settings)
-        ctx.save_for_backward(kept, mean, deviation, gain)
+            saved, results = torch.empty(part.shape), (full, low if want_low else None)
+            call("norm", part.dtype, *given, *results, saved, deviation, *settings)
+        ctx.save_for_backward(saved, mean, deviation, gain)
         ctx.keeps_sum, ctx.dtype, ctx.drop = keeps_sum, part.dtype, (seed, limit)
         ctx.needs = residual is not None, bias is not None, shift is not None
         ctx.set_materialize_grads(False)
@@ -245,16 +245,16 @@ class _Norm(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
-        kept, mean, deviation, gain = ctx.saved_tensors
-        likes = (kept, gain, gain)
+        saved, mean, deviation, gain = ctx.saved_tensors
+        likes = (saved, gain, gain)
         dresidual, dbias, dshift = (torch.empty_like(like) if need else None for like, need in zip(likes, ctx.needs, strict=True))
-        dpart, dgain = torch.empty_like(kept, dtype=ctx.dtype), torch.empty_like(gain)
-        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(kept), *ctx.drop)
+        dpart, dgain = torch.empty_like(saved, dtype=ctx.dtype), torch.empty_like(gain)
+        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(saved), *ctx.drop)
         if ctx.keeps_sum:
             low = second is not None and second.dtype == torch.bfloat16
-            call("add_norm_back", ctx.dtype, first, second, low, kept, mean, deviation, gain, *results)
+            call("add_norm_back", ctx.dtype, first, second, low, saved, mean, deviation, gain, *results)
         else:
-            call("norm_back", ctx.dtype, first, second, kept, deviation, gain, *results)
+            call("norm_back", ctx.dtype, first, second, saved, deviation, gain, *results)
         return None, dpart, dbias, dresidual, dgain, dshift, None, None, None, None
 
 

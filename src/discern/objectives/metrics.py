@@ -162,19 +162,19 @@ class Breakdown:
         # Frequency class (-1 for special tokens) and quarter of the row of each token, both (B, L)
         tokens, length = batch.tokens, batch.tokens.input_ids.shape[1]
         ids, real, special = (
-            each.cpu().numpy() for each in (tokens.input_ids, tokens.attention_mask, tokens.special_tokens_mask)
+            column.cpu().numpy() for column in (tokens.input_ids, tokens.attention_mask, tokens.special_tokens_mask)
         )
         lengths = np.maximum(real.sum(1, keepdims=True), 1)
         quarters = np.minimum(np.arange(length)[None, :], lengths - 1) * len(_PARTS) // lengths
         groups = np.where(special, -1, self._class_of[ids]), quarters
         classified = _classifications(output, batch)
         if classified is not None:
-            logits, truth, mask = (each.float().cpu().numpy() for each in classified)
-            self._classified.append(np.stack([each[mask > 0] for each in (logits, truth, *groups)], 1).astype(np.float64))
+            logits, truth, mask = (column.float().cpu().numpy() for column in classified)
+            self._classified.append(np.stack([column[mask > 0] for column in (logits, truth, *groups)], 1).astype(np.float64))
         predicted = _predictions(output.observations, batch)
         if predicted is not None:
-            loss, correct, mask = (each.float().cpu().numpy() for each in predicted)
-            self._predicted.append(np.stack([loss, correct, *(each[mask > 0] for each in groups)], 1).astype(np.float64))
+            loss, correct, mask = (column.float().cpu().numpy() for column in predicted)
+            self._predicted.append(np.stack([loss, correct, *(column[mask > 0] for column in groups)], 1).astype(np.float64))
 
     def metrics(self) -> dict[str, Any]:
         """`by_frequency`, `by_position` (one row per group) and, where there is a discriminator, `calibration`."""

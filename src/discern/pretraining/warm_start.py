@@ -529,9 +529,9 @@ def _generator(start: ModelFolder, model: ModelConfig) -> dict[str, Any]:
     shrunk = model.shrunk(width, depth) if width <= 1 and depth <= 1 else None
     names = ("num_layers", "hidden_size", "num_heads", "feedforward_size")
     if shrunk is None or any(getattr(shrunk, name) != getattr(sizes, name) for name in names):
-        found = ", ".join(f"{name} {getattr(sizes, name)}" for name in names)
+        listed = ", ".join(f"{name} {getattr(sizes, name)}" for name in names)
         raise CheckpointError(
-            f"the generator of {start.folder} has {found}, which is not a fraction of the discriminator",
+            f"the generator of {start.folder} has {listed}, which is not a fraction of the discriminator",
             hint=f"continue from the discriminator alone, with a new generator: discern export {start.folder} --out DIR "
             "--network discriminator",
         )

@@ -55,8 +55,13 @@ class Compilation:
         """One line for the user."""
         times = ", ".join(f"{name} {took:.2f} ms" for name, took in self.milliseconds.items())
         measured = f" (measured on {_LAYERS} layers: {times})" if times else ""
-        how = f"compiled ({self.mode})" if self.mode != "off" else f"not compiled: {self.reason or 'that was the fastest'}"
-        return f"the networks are {how}{measured}"
+        how = {
+            "off": f"not compiled: {self.reason or 'that was the fastest'}",
+            "networks": "compiled",
+            "blocks": "compiled block by block",
+            "graphs": "compiled block by block, and replayed as CUDA graphs",
+        }
+        return f"the networks are {how[self.mode]}{measured}"
 
 
 @dataclass(frozen=True)

@@ -272,22 +272,22 @@ def rendezvous(store: Any, rank: int, world_size: int, seconds: float) -> str:
     Raises:
         RanksError: not all processes have come in time.
     """
-    own, token = os.urandom(8).hex(), os.urandom(8).hex()
+    group, token = os.urandom(8).hex(), os.urandom(8).hex()
     answers = [f"discern/answer/{number}" for number in range(world_size)]
     if rank == 0:
-        store.set("discern/name", own)
+        store.set("discern/name", group)
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if store.check(["discern/name"]):
             name = store.get("discern/name").decode()
             store.set(answers[rank], f"{name} {token}")
             answered = [store.get(key).decode() if store.check([key]) else "" for key in answers] if rank == 0 else []
-            if answered and all(answer.startswith(own) for answer in answered):
+            if answered and all(answer.startswith(group) for answer in answered):
                 store.set(f"discern/members/{name}", " ".join(answered))
             if store.check([f"discern/members/{name}"]) and token in store.get(f"discern/members/{name}").decode():
                 return str(name)
         time.sleep(_INTERVAL)
-    missing = [str(number) for number, answer in enumerate(answered) if not answer.startswith(own)] if rank == 0 else []
+    missing = [str(number) for number, answer in enumerate(answered) if not answer.startswith(group)] if rank == 0 else []
     who = f"rank {', '.join(missing)} of {world_size}" if missing else "one of the processes that train together"
     raise RanksError(f"{who} did not join within {seconds:,.0f} seconds", hint=_CHECK)
 

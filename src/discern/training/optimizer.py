@@ -67,7 +67,7 @@ class Optimizer(torch.optim.Optimizer):
         """
         self.updates += 1
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        low = [each for each in parameters if each.dtype == torch.bfloat16 and each not in self.masters]
+        low = [weight for weight in parameters if weight.dtype == torch.bfloat16 and weight not in self.masters]
         rounding = None
         if low and not low[0].is_meta:
             rounding = torch.Generator(low[0].device).manual_seed(key_of(self._seed, "rounding", self.updates))
@@ -125,7 +125,7 @@ class Optimizer(torch.optim.Optimizer):
     def shards(self, names: Mapping[nn.Parameter, str]) -> dict[str, tuple[Tensor, Tensor]]:
         """This rank's parts of the moments by parameter name, each with its parameter."""
         parameters = [parameter for group in self.param_groups for parameter in group["params"]]
-        return {f"{names[each]}.{kind}": (value, each) for each in parameters for kind, value in self.state[each].items()}
+        return {f"{names[weight]}.{kind}": (value, weight) for weight in parameters for kind, value in self.state[weight].items()}
 
     def _begin_moments(self, parameter: Tensor, rule: UpdateRule) -> None:
         if not self.state[parameter]:

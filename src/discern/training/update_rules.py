@@ -291,8 +291,8 @@ class Muon(UpdateRule):
             if update.allowed is not None:
                 changes = changes * update.allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
-            kept = [local_part(change, weights[number]) for number, change in zip(numbers, changes.unbind(), strict=True)]
-            torch._foreach_add_([update.parameters[number] for number in numbers], kept, alpha=-update.rate * scale)
+            shards = [local_part(change, weights[number]) for number, change in zip(numbers, changes.unbind(), strict=True)]
+            torch._foreach_add_([update.parameters[number] for number in numbers], shards, alpha=-update.rate * scale)
 
     def refuses(self, parameter: Tensor) -> str | None:
         if parameter.ndim != 2:
