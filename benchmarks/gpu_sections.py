@@ -37,7 +37,6 @@ try:
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
     from discern.pretraining.bench import synthetic_context, time_training
     from discern.progress import Silent
-    from discern.training.compilation import Mode
     from discern.training.config import OptimizerConfig, TrainConfig
     from discern.training.distributed import Ranks
     from discern.training.flops import fastest_product, step_flops
@@ -45,6 +44,7 @@ try:
     from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, train, update
     from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
     from discern.training.metrics_log import MetricsLog, read_metrics
+    from discern.training.optimizer import clip_gradients
     from discern.training.precision import autocast
     from discern.training.prefetch import Feed, read_local_batch
     from discern.training.pretrain_config import load_pretrain_config
@@ -258,7 +258,7 @@ def never_waits(name: str, options: dict[str, Any]) -> None:
         try:
             totals = reduce_step_counts(run, local, StepMeter(0.0))
             means = forward_backward(run, replica, local, totals.counts, step)
-            norm = replica.clip(run.optimizer.clip_norm)
+            norm = clip_gradients(replica.objective.parameters(), run.optimizer.clip_norm)
             update(replica.optimizer, 1e-4, guard.allow(StepCounters(step, 0, step, 0), norm, means))
         finally:
             torch.cuda.set_sync_debug_mode("default")
@@ -317,16 +317,16 @@ def speed(small: bool, clock: Clock) -> None:
     tell(fastest_product={each: f"{fastest_product(DEVICE, each) / 1e12:.3g} TFLOP/s" for each in ("float32", "bfloat16")})
     plans = [("gpu-minutes", 128, 256), ("electra-small", 128, 512), ("electra-base", 128, 256), ("modern-base", 512, 64)]
     for preset, length, rows in plans[:1] if small else plans:
-        for mode in ("off", "blocks"):
+        for compiled in (False, True):
             if clock.left() > 8:
-                measure(preset, length, 8 if small else rows, "blocks" if mode == "blocks" else "off", small)
+                measure(preset, length, 8 if small else rows, compiled, small)
 
 
 def measure(
-    preset: str, length: int, rows: int, mode: Mode, small: bool, *sets: str, label: str = "", around: Any = None
+    preset: str, length: int, rows: int, compiled: bool, small: bool, *sets: str, label: str = "", around: Any = None
 ) -> None:
     """Time training steps of a preset at its own settings, apart from length and rows."""
-    what = label or {"off": "eager", "blocks": "compiled", "graphs": "compiled, CUDA graphs"}[mode]
+    what = label or ("compiled" if compiled else "eager")
     with attempt(f"{preset}, {rows} rows, {what}"), around or nullcontext():
         chosen = [*(f"model.{each}" for each in SHRUNK if small), *sets]
         sizes = [f"data.sequence_length={length}", f"train.sequences_per_step={rows}", "train.micro_batch_size=none"]
@@ -335,7 +335,7 @@ def measure(
         objective = build_objective(config, Vocabulary(vocab, SPECIAL, torch.ones(vocab, dtype=torch.int64)))
         objective.initialize(0)
         run = synthetic_context(config, objective.to(DEVICE), Ranks(0, 1, DEVICE), vocab, 1.0, Silent(), 4 * rows)
-        run = dataclasses.replace(run, source=WithDocuments(run.source), precision="bfloat16", compilation=mode)
+        run = dataclasses.replace(run, source=WithDocuments(run.source), precision="bfloat16", compiled=compiled)
         if CUDA:
             torch.cuda.reset_peak_memory_stats()
         begin = time.perf_counter()
@@ -410,7 +410,7 @@ def peers(small: bool, clock: Clock) -> None:
                     objective=objective.to(DEVICE),
                     source=SyntheticRows(vocab, length, 1.0, 2 * rows, 0),
                     train=TrainConfig(sequences_per_step=rows, max_steps=10**6),
-                    compilation="blocks" if compiled else "off",
+                    compiled=compiled,
                 )
                 (phase,) = objective.phases(run.train.max_steps)
                 ours = time_training(run, phase, seconds=seconds).tokens_per_second
@@ -423,25 +423,23 @@ def peers(small: bool, clock: Clock) -> None:
 
 
 def techniques(small: bool, clock: Clock) -> None:
-    """Steps of one preset with techniques off in turn, at other numbers of rows, and as CUDA graphs, while time is left."""
+    """Steps of one preset with techniques off in turn, and at other numbers of rows, while time is left."""
 
-    def at(rows: int, mode: Mode, *sets: str, **more: Any) -> None:
-        measure("gpu-minutes", 128, rows, mode, small, *sets, **more)
+    def at(rows: int, *sets: str, compiled: bool = False, **more: Any) -> None:
+        measure("gpu-minutes", 128, rows, compiled, small, *sets, **more)
 
     rows = 8 if small else 256
     variants: list[Callable[[], None]] = [
-        lambda: at(rows, "off", label="everything on"),
-        lambda: at(rows, "off", label="padded rows with a mask", around=span_attention.switched_off()),
-        lambda: at(rows, "off", "optimizer.name=adamw", label="AdamW instead of Muon"),
+        lambda: at(rows, label="everything on"),
+        lambda: at(rows, label="padded rows with a mask", around=span_attention.switched_off()),
+        lambda: at(rows, "optimizer.name=adamw", label="AdamW instead of Muon"),
     ]
     if CUDA:
         variants += [
-            lambda: at(4 * rows, "off", label="eager"),
-            lambda: at(rows // 4, "off", label="eager"),
-            lambda: at(rows, "off", label="not copied ahead", around=without_copying_ahead()),
-            lambda: at(rows, "graphs"),
-            lambda: at(4 * rows, "blocks"),
-            lambda: at(rows // 4, "graphs"),
+            lambda: at(4 * rows, label="eager"),
+            lambda: at(rows // 4, label="eager"),
+            lambda: at(rows, label="not copied ahead", around=without_copying_ahead()),
+            lambda: at(4 * rows, compiled=True),
         ]
     for variant in variants:
         if clock.left() > (4 if small else 6):

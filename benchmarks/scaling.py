@@ -1,7 +1,7 @@
 """How the cost of a training step grows with the number of GPUs: bytes between them, and from where on more are not worth it.
 
     python benchmarks/scaling.py --compute [--presets electra-base ...]
-    python benchmarks/scaling.py --measure --out FOLDER [--processes 2 4] [--modes ddp fsdp hsdp]
+    python benchmarks/scaling.py --measure --out FOLDER [--processes 2 4] [--modes ddp fsdp]
 
 --compute prints the tables of docs/concepts/scaling.md, from the shapes of a preset's weights and the FLOPs of its step on the
 meta device. --measure trains a small network with gloo in a network namespace of its own, and compares the bytes that the kernel
@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 PRESETS = ("electra-small", "electra-base", "electra-large", "modern-base", "xlnet-large")
-MODES = ("ddp", "fsdp", "hsdp")
+MODES = ("ddp", "fsdp")
 SIZES = (8, 64, 512)
 
 GPUS = 8  # per machine
@@ -67,37 +67,32 @@ class Traffic:
     """Bytes that a GPU sends in a step.
 
     Attributes:
-        inside: inside its group of FSDP.
-        between: between the groups: of its share of the matrices.
+        divided: of the matrices that are divided among the GPUs.
         whole: of what is summed by all GPUs as a whole: everything under 'ddp', otherwise the vectors.
     """
 
-    inside: float
-    between: float
+    divided: float
     whole: float
 
     @property
     def sent(self) -> float:
-        return self.inside + self.between + self.whole
+        return self.divided + self.whole
 
 
-def traffic(step: Step, mode: str, gpus: int, group: int, micro_batches: int, *, scatter: int = 1) -> Traffic:
+def traffic(step: Step, mode: str, gpus: int, micro_batches: int, *, scatter: int = 1) -> Traffic:
     """Bytes that each GPU sends, in float32.
 
     A ring of n passes (n - 1)/n of the data once to gather or to sum and divide it, and twice to sum it for all.
 
     Args:
-        group: GPUs among which 'hsdp' divides the weights.
         scatter: passes to sum and divide; 2 with gloo, which sums for all and drops what belongs to others.
     """
     matrices = step.blocks + step.others
     if mode == "ddp":
-        return Traffic(0.0, 0.0, 2 * _ring(gpus) * (matrices + step.vectors))
-    shards = gpus if mode == "fsdp" else group
+        return Traffic(0.0, 2 * _ring(gpus) * (matrices + step.vectors))
     # Blocks are gathered for the forward and again for the backward pass, the rest once; gradients are summed after the last.
     moved = micro_batches * (2 * step.blocks + step.others) + scatter * matrices
-    between = 2 * _ring(gpus // shards) * matrices / shards
-    return Traffic(_ring(shards) * moved, between, 2 * _ring(gpus) * step.vectors)
+    return Traffic(_ring(gpus) * moved, 2 * _ring(gpus) * step.vectors)
 
 
 def seconds(step: Step, mode: str, gpus: int, link: str) -> tuple[float, float]:
@@ -107,11 +102,9 @@ def seconds(step: Step, mode: str, gpus: int, link: str) -> tuple[float, float]:
     adapters. Latency is not counted.
     """
     machine = GPUS if link == "NVLink" or gpus > GPUS else 1  # 8 GPUs without NVLink: 8 machines
-    found = traffic(step, mode, gpus, machine, step.micro_batches(gpus))
+    found = traffic(step, mode, gpus, step.micro_batches(gpus))
     adapters = {"NVLink": NVLINK, "InfiniBand": min(NVLINK, machine * INFINIBAND), "Ethernet": ETHERNET}[link]
-    inside = found.inside / (adapters if mode == "fsdp" else NVLINK)
-    outside = (found.between * machine + found.whole) / adapters  # each GPU of a machine has a ring for its share
-    return step.flops / gpus / PEAK / UTILIZATION, (inside + outside) / REACHED
+    return step.flops / gpus / PEAK / UTILIZATION, found.sent / adapters / REACHED
 
 
 def worth(step: Step, mode: str, link: str) -> int:
@@ -175,7 +168,7 @@ def tables(presets: list[str]) -> Iterator[str]:
     yield "\n| preset | mode | MB sent by each of 8 GPUs | of 64 | of 512 |\n|---|---|---|---|---|"
     for preset, step in steps.items():
         for mode in MODES:
-            sent = [traffic(step, mode, gpus, GPUS, step.micro_batches(gpus)).sent / 1e6 for gpus in SIZES]
+            sent = [traffic(step, mode, gpus, step.micro_batches(gpus)).sent / 1e6 for gpus in SIZES]
             yield f"| {preset} | {mode} | " + " | ".join(f"{each:,.0f}" for each in sent) + " |"
     heads = " | ".join(f"{link}, {gpus}" for link in LINKS for gpus in SIZES)
     yield f"\n| preset | mode | {heads} |\n|---|---|{'---|' * len(LINKS) * len(SIZES)}"
@@ -220,15 +213,12 @@ def measure(out: Path, processes: list[int], modes: list[str]) -> Iterator[dict[
     step = step_of("tiny", overrides, vocab_size=300)
     for mode in modes:
         for number in processes:
-            if mode == "hsdp" and number < 4:
-                continue
             for micro in (1, 2):
                 settings = [*overrides, f"train.micro_batch_size={8 // number // micro}"]
                 if mode != "ddp":  # so that the measurement of ddp runs with versions without the other modes
                     settings.append(f"train.parallel={mode}")
-                settings += ["train.shard_ranks=2"] if mode == "hsdp" else []
                 few, many = (run_bytes(out, data, number, [*settings, f"train.max_steps={steps}"]) for steps in (5, 25))
-                expected = number * traffic(step, mode, number, 2, micro, scatter=2).sent
+                expected = number * traffic(step, mode, number, micro, scatter=2).sent
                 measured = (many - few) / 20
                 yield {
                     "mode": mode,

@@ -103,7 +103,7 @@ def test_check_says_valid_or_everything_that_is_wrong(config, tmp_path: Path):
         (["objective.name=electric", "model.encoder=xlnet"], "encoder 'xlnet' cannot share its embeddings"),
         (
             ["objective.algorithm=two-stage", "objective.copy_weights=false", "objective.two_stage_steps=9", "train.max_steps=9"],
-            "objective.two_stage_steps = 9 gives the generator 9 of train.max_steps 9",
+            "objective.two_stage_steps names step 9, which is not within the 9 steps of train.max_steps",
         ),
     ],
 )

@@ -460,7 +460,6 @@ set = { optimizer.warmup_steps = 7 }
         "train.max_steps=40",
         "objective.tying=none",
         "objective.freeze_generator_at=30",
-        "objective.discriminator_weight_schedule=[[0, 0.0], [20, 1.0]]",
     )
     plan = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=shared)))
     whole, half, own = plan.runs
@@ -470,7 +469,6 @@ set = { optimizer.warmup_steps = 7 }
     factor = (half.steps or 0) / 40
     settings = vars(half.config.objective)
     assert settings["freeze_generator_at"] == round(30 * factor)
-    assert settings["discriminator_weight_schedule"] == ((0, 0.0), (round(20 * factor), 1.0))
     assert half.config.optimizer.warmup_steps == round(0.2 * (half.steps or 0))
     assert own.config.optimizer.warmup_steps == 7
 
@@ -480,14 +478,6 @@ def test_the_sizes_are_those_of_the_network_that_is_evaluated(world: Path, tmp_p
     plan = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=("objective.generator_size=0.5",))))
     generator, discriminator = (run.encoder.hidden_size for run in plan.runs if run.trained)
     assert generator == discriminator // 2
-
-
-def test_a_schedule_of_neighboring_steps_goes_on_rising(world: Path, tmp_path: Path) -> None:
-    body = '[[run]]\nname = "whole"\n[[run]]\nname = "quarter"\nbudget = 0.25\n'
-    shared = ("train.max_steps=40", "objective.generator_weight_schedule=[[38, 1.0], [39, 0.5], [40, 0.0]]")
-    quarter = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=shared))).runs[1]
-    assert quarter.steps == 10
-    assert vars(quarter.config.objective)["generator_weight_schedule"] == ((8, 1.0), (9, 0.5), (10, 0.0))
 
 
 def test_a_file_of_a_run_is_taken_as_its_settings_are(world: Path, tmp_path: Path) -> None:

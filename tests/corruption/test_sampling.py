@@ -7,7 +7,7 @@ from scipy import stats
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import Sampling, replace_positions, sample_fixed, sample_tokens, top_p_logits
+from discern.corruption.sampling import Sampling, replace_positions, sample_tokens, top_p_logits
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
@@ -86,12 +86,6 @@ def test_the_temperature_divides_once_whichever_way_is_taken() -> None:
     for sampling in (Sampling(2.0), Sampling(2.0, top_p=0.9999)):
         drawn = sampling.sample(logits, uniforms, torch.zeros(500, dtype=torch.int64))
         assert torch.bincount(drawn).tolist() == expected
-
-
-def test_one_distribution_for_all_is_drawn_exactly() -> None:
-    drawn = sample_fixed(torch.tensor([0.25, 0.5, 0.25]).log(), (torch.arange(8) + 0.5) / 8)
-    assert drawn.tolist() == [0, 0, 1, 1, 1, 1, 2, 2]
-    assert sample_fixed(torch.tensor([0.5, 0.5]).log(), torch.tensor([1 - 2**-24])).tolist() == [1]
 
 
 def test_rounding_never_reaches_a_token_that_is_left_out() -> None:

@@ -22,25 +22,25 @@ from discern.training.loop import train
 from discern.training.state import State, TrainContext
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import MODELS, settings
-from tests.training import test_memory, test_step_sizes, test_weight_precision
-from tests.training.test_loop import OPTIMIZERS, build, context
+from tests.training import test_memory, test_step_sizes
+from tests.training.test_loop import OPTIMIZERS, context
 
 
 class Leg(NamedTuple):
     """Part of a run that one group trains, up to a step.
 
     Attributes:
-        run: an objective and a variant after a plus; an option of `rtd_options`; weights in bfloat16; 'memory'.
+        run: an objective and a variant after a plus; an option of `rtd_options`; 'memory'.
         parallel: how the processes share the work.
         folder: where the run is, below the folder of all.
-        compilation: mode in which the networks are compiled.
+        compiled: whether the networks are compiled.
     """
 
     run: str
     parallel: str
     folder: str
     last: int = 4
-    compilation: str = "off"
+    compiled: bool = False
 
 
 OFTEN = {"log_every_steps": 1, "evaluate_every_steps": 2, "checkpoint_every_steps": 2, "keep_checkpoints": 9}
@@ -48,13 +48,11 @@ OFTEN = {"log_every_steps": 1, "evaluate_every_steps": 2, "checkpoint_every_step
 
 def build_run(name: str, folder: Path, **options: Any) -> TrainContext:
     kind, _, variant = name.partition("+")
-    options |= OPTIMIZERS.get(variant, {}) | ({"shard_ranks": 2} if options["parallel"] == "hsdp" else {})
+    options |= OPTIMIZERS.get(variant, {})
     if name in OPTIONS:
         return context(folder, build_option(OPTIONS[name]), **options)
     if kind == "memory":
         return test_memory.context(folder, test_memory.build(0.0), **options)
-    if kind.startswith("bfloat16"):
-        return test_weight_precision.run_context(folder, kind, build(0.0), **(options | {"micro_batch_size": 4}))
     model = {"hidden_dropout": 0.0, "attention_dropout": 0.0, **MODELS.get(kind, {})}
     factory = objectives.load(kind)
     if variant == "growing":
@@ -76,10 +74,10 @@ def train_legs(out: Path, legs: Sequence[Leg]) -> None:
     """Train each leg on all processes of this group, from the newest checkpoint in its folder."""
     graphs = counters["stats"]
     with join_ranks("cpu") as ranks:
-        for name, parallel, folder, last, compilation in legs:
+        for name, parallel, folder, last, compiled in legs:
             options = {"max_steps": last, "parallel": parallel, "micro_batch_size": None if ranks.world_size == 1 else 2}
             run = build_run(name, out / folder if ranks.writes else out / "other" / folder, **(OFTEN | options))
-            run = replace(run, ranks=ranks, compilation=compilation)
+            run = replace(run, ranks=ranks, compiled=compiled)
             contents = checkpoint.load_newest(out / folder / "checkpoints", print)
             state = State() if contents is None else State.from_checkpoint(contents)
             if contents is not None:
@@ -88,10 +86,10 @@ def train_legs(out: Path, legs: Sequence[Leg]) -> None:
             ranks.barrier()
             graphs.clear()
             # The compiler would not trace the kernels.
-            with nullcontext() if compilation == "off" else kernels.switched_off():
+            with kernels.switched_off() if compiled else nullcontext():
                 train(run, state)
             assert state.step == last
-            assert (graphs["unique_graphs"] > 0) == (compilation != "off")
+            assert (graphs["unique_graphs"] > 0) == compiled
             if parallel == "ddp":
                 weights = [tensor.tolist() for tensor in checkpoint.model_tensors(run.objective).values()]
                 assert all(other == weights for other in ranks.gather(weights)), f"the processes differ: {name}"

@@ -17,14 +17,13 @@ from tests.distributed.group import Leg, run_group
 
 OPTIONS = ["tying gradient-disentangled", "algorithm two-stage", "algorithm adversarial", "sentence-contrastive"]
 SHARDED = ["rtd+muon", "rtd+modernbert", "rtd+stable-adamw", "electric+growing", "permutation-lm+growing", *OPTIONS]
-LOW = ["bfloat16", "bfloat16+muon", "bfloat16-masters"]
 NAMES = [*SHARDED, *(name for name in objectives.names() if name != "rtd")]
 RUNS = {
-    1: [(name, "ddp") for name in [*NAMES, *LOW, "bfloat16-masters+muon"]],
-    2: [*((name, "ddp") for name in NAMES + LOW), *((name, "fsdp") for name in [*SHARDED, "bfloat16-masters+muon"])],
-    4: [("rtd+muon", "hsdp")],
+    1: [(name, "ddp") for name in NAMES],
+    2: [*((name, "ddp") for name in NAMES), *((name, "fsdp") for name in SHARDED)],
+    4: [],
 }
-"""Runs of one, two and four processes."""
+"""Runs of one and of two processes."""
 CHAINS = [
     (1, [Leg("rtd+chain", "ddp", "whole", 6), Leg("rtd+chain", "ddp", "chain", 2), Leg("memory", "ddp", "memory", 4)]),
     (2, [Leg("rtd+chain", "fsdp", "chain", 4), Leg("memory", "ddp", "memory-chain", 2)]),
@@ -61,7 +60,7 @@ def assert_equal(one: checkpoint.Contents, other: checkpoint.Contents, tolerance
 
 @pytest.mark.parametrize(
     ("processes", "parallel", "name"),
-    [(processes, how, name) for processes in (2, 4) for name, how in RUNS[processes] if not name.startswith("bfloat16")],
+    [(2, how, name) for name, how in RUNS[2]],
 )
 def test_several_processes_equal_one(out: Path, processes: int, parallel: str, name: str) -> None:
     (one, records), (other, others) = (read(out / folder) for folder in (f"1-ddp-{name}", f"{processes}-{parallel}-{name}"))
@@ -72,22 +71,6 @@ def test_several_processes_equal_one(out: Path, processes: int, parallel: str, n
     heldout = [key for key in records[-1] if "accuracy" in key or key.startswith("heldout")]
     assert heldout
     assert {key: others[-1][key] for key in heldout} == pytest.approx({key: records[-1][key] for key in heldout}, abs=2e-3)
-
-
-@pytest.mark.parametrize("name", LOW)
-def test_two_processes_round_as_one_does(out: Path, name: str) -> None:
-    (one, records), (two, others) = (read(out / f"{processes}-ddp-{name}") for processes in (1, 2))
-    assert all(torch.equal(tensor, two.model[key]) for key, tensor in one.model.items())
-    assert [record["loss"] for record in records] == pytest.approx([record["loss"] for record in others], rel=1e-6)
-
-
-def test_divided_copies_follow_the_loss_curve_of_one_process(out: Path) -> None:
-    (_, records), (two, others) = (read(out / f"{how}-bfloat16-masters+muon") for how in ("1-ddp", "2-fsdp"))
-    assert records[0]["grad_norm"] == pytest.approx(others[0]["grad_norm"], rel=1e-5)
-    # Not closer: of a table that is used twice, FSDP adds up both gradients in bfloat16, and one process in float32.
-    assert [record["loss"] for record in records] == pytest.approx([record["loss"] for record in others], rel=5e-4)
-    assert all(tensor.dtype == torch.float32 for tensor in (*two.model.values(), *two.optimizer.values()))
-    assert any(not torch.equal(tensor, tensor.bfloat16().float()) for tensor in two.model.values() if tensor.ndim > 1)
 
 
 @pytest.mark.parametrize(("whole", "chain", "tolerance"), [("whole", "chain", 1e-5), ("memory", "memory-chain", 1e-4)])
@@ -126,8 +109,6 @@ def test_a_missing_or_damaged_part_is_named(out: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_compiled_networks_have_the_weights_of_eager_ones(tmp_path: Path) -> None:
-    modes = ("off", "networks", "blocks")
-    run_group(2, tmp_path, [Leg("rtd+muon", "fsdp", mode, compilation=mode) for mode in modes])
-    eager, *compiled = (read(tmp_path / mode)[0] for mode in modes)
-    for contents in compiled:
-        assert_equal(eager, contents)
+    run_group(2, tmp_path, [Leg("rtd+muon", "fsdp", name, compiled=name == "compiled") for name in ("eager", "compiled")])
+    eager, compiled = (read(tmp_path / name)[0] for name in ("eager", "compiled"))
+    assert_equal(eager, compiled)

@@ -15,13 +15,11 @@ from discern.artifacts.run import CHECKPOINTS
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.errors import ConfigError
 from discern.pretraining.evaluate import evaluate
 from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import TrainConfig
 from discern.training.distributed import Ranks, check_ranks
-from discern.training.replica import num_shards
 from tests.data.small_text import made_up, plain
 from tests.distributed.group import launch
 from tests.small.run import make_run
@@ -179,17 +177,3 @@ def test_ranks_that_differ_are_named_before_anything_is_written(trained: list[Pa
     assert not (trained[1] / "refused").exists()  # what DIFFER checks has not failed, or there would be no results
     check_ranks(Ranks(0, 1, torch.device("cpu")), tmp_path / "out", TrainConfig())
     assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("parallel", "size", "world_size", "shards"),
-    [("hsdp", 2, 6, 2), ("fsdp", None, 5, 5), ("hsdp", 4, 1, 1), ("ddp", None, 4, 1), ("hsdp", 4, 6, 0), ("hsdp", 6, 6, 0)],
-)
-def test_the_ranks_that_share_the_weights(parallel: Any, size: int | None, world_size: int, shards: int) -> None:
-    """Groups of 'hsdp' that are unequal, or only one, are refused."""
-    config = TrainConfig(parallel=parallel, shard_ranks=size)
-    if shards:
-        assert num_shards(config, world_size) == shards
-        return
-    with pytest.raises(ConfigError, match=f"two equal groups of .* found {world_size} processes, in groups of {size}"):
-        num_shards(config, world_size)

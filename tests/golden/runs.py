@@ -54,7 +54,6 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "tying": "none",
             "freeze_generator_at": 40,
-            "discriminator_weight_schedule": ((0, 0.0), (20, 1.0)),
             "mask_probability_end": 0.3,
             "mask_probability_steps": 30,
         },

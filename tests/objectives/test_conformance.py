@@ -75,7 +75,7 @@ def test_the_batch_is_not_modified_and_counts_are_those_of_the_terms(name: str) 
     output = objective(corrupted, randomness(tokens))
     for key, value in copies.items():
         assert torch.equal(value, before[key]) if isinstance(value, torch.Tensor) else value == before[key]
-    assert objective.counts(corrupted) == {key: term.count for key, term in output.terms.items()}
+    assert objective.counts(corrupted) == {key: term.count for key, term in {**output.terms, **output.metrics}.items()}
 
 
 @of_objectives_and_options

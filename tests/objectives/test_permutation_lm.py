@@ -165,8 +165,6 @@ def test_what_is_carried_comes_back() -> None:
     other.load_carry_state(state)
     run(other, rows(2).rows(0, 2), 2)
     assert sorted(other.carry_state()) == ["memory.slot0", "memory.slot1"]
-    with pytest.raises(ValueError, match="not the memory of a slot"):
-        build(memory_length=12).load_carry_state(state)
 
 
 def test_evaluation_neither_reads_nor_changes_the_memory() -> None:
@@ -216,8 +214,6 @@ def test_next_sentence_prediction() -> None:
     fresh = build(next_sentence_weight=1.0, model={"initializer_range": 0.02})
     start = sum(term.total.item() / term.count for term in run(fresh, tokens).terms.values())
     assert start == pytest.approx(fresh.initial_loss(), rel=0.03)
-    with pytest.raises(ConfigError, match="do not record whether"):
-        run(objective, make_batch([[SPECIAL.cls, 9, 8, SPECIAL.sep]]))
 
 
 @pytest.mark.parametrize(

@@ -59,13 +59,13 @@ def test_of_the_networks_of_a_run_only_an_exported_generator(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("trained", "fingerprint", "error", "says", "hint"),
     [
-        ([], "", ConfigError, r"2 layers of 16.*2 layers of 32", "generator_size"),
+        ([], "", ConfigError, "hidden_size is 16 there and 32 here", "generator_size"),
         (
             ["objective.name=mlm", "model.num_heads=4"],
             "",
             ConfigError,
-            "something else: num_heads 4 there and 2 here",
-            "num_heads",
+            "num_heads is 4 there and 2 here",
+            "generator_size",
         ),
         ([], "0" * 64, DataError, "a different tokenizer", "discern prepare"),
     ],

@@ -29,4 +29,5 @@ def test_weights_that_are_divided_need_less_of_each_device(monkeypatch: pytest.M
     words, gpu = Vocabulary(1000, SPECIAL), torch.device("cuda", 0)
     with pytest.raises(ConfigError, match=r"take \d\d\.\d GB with gradients.*cuda:0 has 9\.0 GB"):
         check_parameters(large, words, gpu)
-    check_parameters(large, words, gpu, shards=4)
+    divided = large.model_copy(update={"train": large.train.model_copy(update={"parallel": "fsdp"})})
+    check_parameters(divided, words, gpu, 4)

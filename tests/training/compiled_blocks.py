@@ -13,11 +13,10 @@ import torch
 from torch._dynamo.utils import counters
 
 from discern import kernels
-from discern.models.base import Encoder, build_embeddings, build_encoder
-from discern.models.config import build_config
-from discern.models.initialization import initialize
-from discern.training.compilation import compile_encoder
-from tests.support import make_batch
+from discern.models.base import Encoder
+from discern.objectives import objectives
+from discern.training.compilation import compile_encoders
+from tests.support import make_batch, settings
 
 LENGTHS = [(9, 7), (12, 3, 4), (6, 8), (6, 9, 2, 7)]
 
@@ -36,13 +35,14 @@ def compare() -> tuple[list[tuple[list[float], list[float]]], list[int]]:
     """Eager and compiled figures, and the number of graphs after each batch."""
     sizes = {"num_layers": 3, "hidden_size": 16, "embedding_size": 16, "num_heads": 2, "feedforward_size": 24}
     dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "initializer_range": 0.2}
-    config = build_config({"encoder": "modernbert", "local_window": 4, **sizes, **dropout})
-    encoder = build_encoder(build_embeddings(64, 16, config), config)
-    initialize(encoder, torch.Generator().manual_seed(0), config)
-    compiled = copy.deepcopy(encoder)
+    factory = objectives.load("mlm")
+    objective = factory(factory.Config(), settings(encoder="modernbert", local_window=4, **sizes, **dropout))
+    objective.initialize(0)
+    copied = copy.deepcopy(objective)
+    encoder, compiled = objective.encoder, copied.encoder
     torch._dynamo.reset()
     counters.clear()
-    compile_encoder(compiled, "blocks", backend="aot_eager")
+    compile_encoders(copied, backend="aot_eager")
     rows, graphs = [], []
     for lengths in LENGTHS:
         rows.append((figures(encoder, lengths), figures(compiled, lengths)))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from discern.errors import CheckpointError, ConfigError
+from discern.errors import ConfigError
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.heads import PredictionLayers
@@ -109,27 +109,10 @@ def test_stacked_matrices_are_orthogonalized_separately() -> None:
     torch.testing.assert_close(updated(torch.cat(gradients), 3), expected, rtol=1e-5, atol=1e-8)
 
 
-def test_weights_that_muon_cannot_update_are_refused() -> None:
-    for shape, parts, reason in (((8,), 1, "1 dimension"), ((8, 4), 3, "8 rows")):
-        with pytest.raises(ConfigError, match=reason):
-            optimizer(nn.Parameter(torch.zeros(shape)), Muon(parts))
+def test_a_model_without_matrices_is_refused_with_muon() -> None:
     with pytest.raises(ConfigError, match="no hidden matrix") as caught:
         parameter_groups(nn.Embedding(4, 4), OptimizerConfig(name="muon"))
     assert "optimizer.name=adamw" in (caught.value.hint or "")
-
-
-@pytest.mark.parametrize(
-    ("moments", "muon", "message"),
-    [
-        ("other.mean", None, r"other\.mean"),
-        ("w.mean", None, r"'w\.square' is absent there"),
-        ("w.mean w.square", Muon(), r"'w\.mean' is \(4, 4\) there and absent here"),
-    ],
-)
-def test_the_state_of_other_weights_or_rules_is_refused(moments: str, muon: Muon | None, message: str) -> None:
-    parameter = nn.Parameter(torch.ones(4, 4))
-    with pytest.raises(CheckpointError, match=message):
-        optimizer(parameter, muon).load_tensors(dict.fromkeys(moments.split(), torch.ones(4, 4)), {parameter: "w"}, 1)
 
 
 @pytest.mark.parametrize("name", objectives.names())
@@ -141,7 +124,7 @@ def test_every_parameter_is_in_one_group_of_its_rule_and_decay(name: str) -> Non
     for optimizer_name in ("adamw", "muon"):
         config = OptimizerConfig(name=optimizer_name, layer_decay=0.8)  # type: ignore[arg-type]
         groups = parameter_groups(objective, config)
-        grouped = {id(parameter): group for group in groups for parameter in group["params"]}
+        grouped = {id(parameter): group for group in groups for _, parameter in group["params"]}
         assert len(grouped) == sum(len(group["params"]) for group in groups) == len(list(objective.parameters()))
         for key, parameter in objective.named_parameters():
             group = grouped[id(parameter)]
@@ -221,7 +204,7 @@ def xlnet() -> nn.Module:
 def test_layer_decay_by_hand(build: Callable[[], nn.Module], depths: dict[str, int]) -> None:
     model = build()
     groups = parameter_groups(model, OptimizerConfig(layer_decay=0.5))
-    scales = {id(parameter): group["scale"] for group in groups for parameter in group["params"]}
+    scales = {id(parameter): group["scale"] for group in groups for _, parameter in group["params"]}
     named = dict(model.named_parameters(remove_duplicate=False))
     assert {key: scales[id(named[key])] for key in depths} == {key: 0.5**depth for key, depth in depths.items()}
 

@@ -412,11 +412,11 @@ def machine_memory(device: torch.device) -> int | None:
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
-def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, shards: int = 1) -> None:
+def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, processes: int = 1) -> None:
     """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
 
     Args:
-        shards: number of processes that the weights are sharded among; on the CPU, they share the memory.
+        processes: number of processes that train together; on the CPU, they share the memory.
 
     Raises:
         ConfigError: they do not fit.
@@ -424,7 +424,7 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
     present = machine_memory(device)
     with torch.device("meta"):
         count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
-    shards = 1 if device.type == "cpu" else shards
+    shards = processes if config.train.divides_weights(processes) and device.type != "cpu" else 1
     needed = count * max(_BYTES_A_PARAMETER / shards, _BYTES_BEFORE_DIVIDING if shards > 1 else 0)
     if present is not None and needed > present:
         named = ("num_layers", "hidden_size", "feedforward_size")

@@ -57,11 +57,8 @@ def check(file: ConfigArgument = None, preset: PresetOption = None, set_: SetOpt
                 console.result({"valid": False, "problems": _problems(error)}, text="")
             raise
         counted = ", ".join(f"{count} {origin}" for origin, count in Counter(resolved.origins.values()).most_common())
-        for name, needed in resolved.config.objective.without_effect().items():
-            console.warn(f"objective.{name} has no effect: it needs objective.{needed}")
-        for name, needed in resolved.config.data.without_effect().items():
-            if f"data.{name}" in resolved.user_set:
-                console.warn(f"data.{name} has no effect: it needs data.{needed}")
+        for line in resolved.without_effect:
+            console.warn(line)
         console.result({"valid": True, "problems": []}, text=f"valid: {len(resolved.origins)} values ({counted})")
 
 

@@ -44,6 +44,16 @@ class Resolved(Generic[ConfigT]):
     user_set: frozenset[str] = frozenset()
     repeated: frozenset[str] = frozenset()
 
+    @property
+    def without_effect(self) -> list[str]:
+        """A line for each setting that the user has set although the others leave it without effect."""
+        return [
+            f"{section}.{name} = {getattr(settings, name)} has no effect: it needs {section}.{needed}"
+            for section, settings in self.config
+            for name, needed in settings.unread().items()
+            if f"{section}.{name}" in self.user_set - self.repeated
+        ]
+
 
 def resolve(
     root: type[ConfigT],

@@ -231,3 +231,7 @@ class Section(BaseModel):
     """A section of the configuration: frozen, strict about unknown keys, and self-describing through its fields."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True, allow_inf_nan=False)
+
+    def unread(self) -> dict[str, str]:
+        """Settings that have no effect beside the others, with the setting each of them needs."""
+        return {}

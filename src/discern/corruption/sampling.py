@@ -79,14 +79,6 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
     return chosen.clamp_(max=logits.shape[1] - 1)
 
 
-@torch.no_grad()
-def sample_fixed(log_probabilities: Float[Tensor, "V"], uniforms: Float[Tensor, "M"]) -> Int[Tensor, "M"]:
-    """Sample one id per uniform number, all from one distribution, in float64, without a matrix of M x V."""
-    distribution = log_probabilities.double().exp().cumsum(0)
-    chosen = torch.searchsorted(distribution, uniforms.double() * distribution[-1], right=True)
-    return chosen.clamp_(max=len(distribution) - 1)
-
-
 def top_p_logits(logits: Float[Tensor, "M V"], top_p: float, kept: Int[Tensor, "M"] | None = None) -> Float[Tensor, "M V"]:
     """The logits of the fewest tokens whose probabilities sum to at least `top_p`, minus infinity elsewhere.
 

@@ -56,16 +56,10 @@ class DataConfig(Section):
     )
     reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows. XLNet: true.")
 
-    def without_effect(self) -> dict[str, str]:
-        """The settings that differ from their defaults but are for another packing, with the packing each of them needs."""
+    def unread(self) -> dict[str, str]:
         needed = {"overflow": "segments", "short_sequence_probability": "segments", "single_segment_probability": "segments"}
         needed |= {"reuse_length": "two-part", "reversed_rows": "two-part"}
-        fields = type(self).model_fields
-        return {
-            name: f"packing = '{packing}'"
-            for name, packing in needed.items()
-            if packing != self.packing and getattr(self, name) != fields[name].default
-        }
+        return {name: f"packing = '{packing}'" for name, packing in needed.items() if packing != self.packing}
 
     def at_length(self, sequence_length: int) -> DataConfig:
         """These settings for rows of one length.

@@ -186,7 +186,7 @@ def expectations(objective: Objective, max_steps: int, settings: Settings | None
         first += phase.steps
     return Expectations(
         generator_learns="generator" in objective.networks(),
-        detects_every_token=objective.detects_every_token,
+        detects_every_token=objective.Config.detects_every_token,
         weights=objective.loss_weights(),
         discriminator_from=begins,
         words=_word_prediction(objective),

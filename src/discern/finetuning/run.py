@@ -41,8 +41,6 @@ from discern.tasks.tags import resemble_marks
 from discern.training.distributed import Ranks, check_ranks, join_ranks
 from discern.training.interrupt import stop_on_signals
 from discern.training.metrics_log import check_trackers
-from discern.training.precision import check_weight_precision
-from discern.training.replica import num_shards
 from discern.wording import counted
 
 # With fewer examples, the standard error of an accuracy is more than seven points.
@@ -270,8 +268,6 @@ def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
     if seeds < 1:
         raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
     train = plan.config.train
-    check_weight_precision(train, ranks)
-    num_shards(train, ranks.world_size)  # raises if the ranks cannot form the groups of 'hsdp'
     check_selection(plan)
     if ranks.world_size == 1:
         return

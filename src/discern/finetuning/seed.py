@@ -172,7 +172,7 @@ def train_network(
                 stop=stop,
                 early_stopping=_early_stopping(plan) if heldout is not None else None,
                 # 'auto' does not compile here: fine-tuning is short, and its rows have many lengths.
-                compilation="networks" if config.compile is True else "off",
+                compiled=config.compile is True,
             ),
             state,
         )

@@ -1,43 +1,494 @@
 """Fused operations for CPUs, compiled on first use; callers have a plain PyTorch path for machines without a C compiler."""
 
-from discern.kernels.build import load_kernels
-from discern.kernels.functions import (
-    adamw,
-    add_norm,
-    attention,
-    bias_gelu,
-    cross_entropy_sum,
-    dense,
-    dropout,
-    geglu,
-    gradient_norm,
-    relative_softmax,
-    residual_norm,
-    rotary,
-    sample,
-    scale_gradients,
-    switched_off,
-    threshold,
-    usable,
-)
+from __future__ import annotations
 
-__all__ = [
-    "adamw",
-    "add_norm",
-    "attention",
-    "bias_gelu",
-    "cross_entropy_sum",
-    "dense",
-    "dropout",
-    "geglu",
-    "gradient_norm",
-    "load_kernels",
-    "relative_softmax",
-    "residual_norm",
-    "rotary",
-    "sample",
-    "scale_gradients",
-    "switched_off",
-    "threshold",
-    "usable",
-]
+import ctypes
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int, UInt8
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from discern.kernels.build import load_kernels as load_kernels
+
+_switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
+_NAMES = {torch.float32: "float", torch.bfloat16: "half"}
+_KINDS: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int64, float: ctypes.c_float}
+_OUTSIDE = {2: "a target is not a valid column index", 3: "a position is not a valid row of the rotary tables"}
+
+
+def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
+    """Whether the kernels support these tensors: on the CPU, float32 or bfloat16, not under torch.compile, library loaded.
+
+    Args:
+        parameters: weights, biases and gains, which must be float32 and contiguous.
+    """
+    if torch.compiler.is_compiling() or _switched_off.get() or load_kernels().library is None:
+        return False
+    if torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu") not in _NAMES:
+        return False
+    if any(tensor.dtype != torch.float32 or not tensor.is_contiguous() for tensor in parameters):
+        return False
+    return all(tensor.device.type == "cpu" and tensor.dtype in _NAMES for tensor in (*tensors, *parameters))
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """A context in which the plain path is used everywhere, to compare the two."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+def threshold(probability: float) -> int:
+    """The probability in units of 1/65536."""
+    return min(round(probability * 65536), 65535)
+
+
+def rows_of(x: Tensor) -> tuple[int, int]:
+    columns = x.shape[-1]
+    return x.numel() // max(columns, 1), columns
+
+
+def draw_seed() -> int:
+    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
+
+
+def dropping(probability: float) -> tuple[int, int]:
+    """A new seed and the threshold for dropping elements with a probability."""
+    return draw_seed() if probability else 0, threshold(probability)
+
+
+def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
+    """Run a kernel. Tensors are passed as pointers (None as null), integers as 64 bits, and floats as 32.
+
+    Inputs that are not contiguous are copied; results have to be contiguous.
+    """
+    library = load_kernels().library
+    assert library is not None
+    held = [argument.contiguous() if isinstance(argument, Tensor) else argument for argument in arguments]
+    code = getattr(library, f"{name}_{_NAMES[dtype]}")(*map(_converted, held))
+    if code in _OUTSIDE:
+        raise IndexError(_OUTSIDE[code])
+    if code:
+        raise MemoryError(f"kernel '{name}' could not allocate its working memory")
+
+
+def _converted(argument: Any) -> Any:
+    if isinstance(argument, Tensor):
+        return ctypes.c_void_p(argument.data_ptr())
+    if argument is None:
+        return ctypes.c_void_p(None)
+    return _KINDS[type(argument)](argument) if type(argument) in _KINDS else argument
+
+
+def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"] | None) -> Float[Tensor, "... F"]:
+    """GELU(x + bias), by the error function."""
+    needed = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
+    return _BiasGelu.apply(x, bias, needed)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = None) -> Float[Tensor, "... F"]:
+    """GELU(left) * right, by the error function, of the two halves of x + bias.
+
+    Reference: Shazeer 2020, "GLU variants improve transformer".
+    """
+    return _Geglu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def dropout(x: Tensor, probability: float) -> Tensor:
+    """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean is unchanged."""
+    return _Dropout.apply(x, draw_seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+
+
+def residual_norm(
+    part: Float[Tensor, "... D"],
+    bias: Tensor | None,
+    residual: Float[Tensor, "... D"] | None,
+    norm: torch.nn.LayerNorm,
+    probability: float,
+    want_low: bool,
+) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
+    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
+    values, low = _Norm.apply(  # type: ignore[no-untyped-call]
+        False, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
+    )
+    return values, low if want_low else values
+
+
+def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
+    """Cross-entropy in float32, summed over the rows.
+
+    Raises:
+        IndexError: a target is not a valid column index.
+    """
+    return _CrossEntropy.apply(logits, targets)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperature: float) -> Int[Tensor, "M"]:
+    """Sample one id per row from the softmax of logits / temperature, by inverting the cumulative distribution function."""
+    ids = logits.new_empty(len(logits), dtype=torch.int64)
+    call("sample", logits.dtype, logits, uniforms.float(), ids, *logits.shape, 1 / temperature)
+    return ids
+
+
+def add_norm(
+    part: Float[Tensor, "... D"],
+    bias: Float[Tensor, "D"] | None,
+    residual: Float[Tensor, "... D"],
+    norm: torch.nn.LayerNorm,
+    probability: float,
+    want_low: bool,
+) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
+    """The sum residual + dropout(part + bias) in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32."""
+    return _Norm.apply(  # type: ignore[no-any-return, no-untyped-call]
+        True, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
+    )
+
+
+class _BiasGelu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None, needed: bool) -> Tensor:
+        x = x.contiguous()
+        result, slope = torch.empty_like(x), torch.empty_like(x) if needed else None
+        call("gelu", x.dtype, x, bias, result, slope, *rows_of(x))
+        ctx.save_for_backward(slope, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
+        slope, bias = ctx.saved_tensors
+        dx, dbias = torch.empty_like(slope), _like(bias)
+        call("gelu_back", slope.dtype, slope, gradient, dx, dbias, *rows_of(slope))
+        return dx, dbias, None
+
+
+class _Geglu(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bias: Tensor | None) -> Tensor:
+        x = x.contiguous()
+        result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
+        call("geglu", x.dtype, x, bias, result, *rows_of(result))
+        # The input alone: the backward pass needs both halves of it, and computes the rest again.
+        ctx.save_for_backward(x, bias)
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+        x, bias = ctx.saved_tensors
+        dx, dbias = torch.empty_like(x), _like(bias)
+        call("geglu_back", x.dtype, x, bias, gradient, dx, dbias, *rows_of(gradient))
+        return dx, dbias
+
+
+class _Dropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, seed: int, limit: int) -> Tensor:
+        ctx.seed, ctx.limit = seed, limit
+        return _dropped(x, seed, limit)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
+        return _dropped(gradient, ctx.seed, ctx.limit), None, None
+
+
+def _dropped(x: Tensor, seed: int, limit: int) -> Tensor:
+    x = x.contiguous()
+    result = torch.empty_like(x)
+    call("dropout", x.dtype, x, result, *rows_of(x), seed, limit)
+    return result
+
+
+class _Norm(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        keeps_sum: bool,
+        part: Tensor,
+        bias: Tensor | None,
+        residual: Tensor | None,
+        gain: Tensor,
+        shift: Tensor | None,
+        epsilon: float,
+        seed: int,
+        limit: int,
+        want_low: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        rows, columns = rows_of(part)
+        given = (part, bias, residual, gain, torch.zeros_like(gain) if shift is None else shift)
+        settings = (rows, columns, epsilon, seed, limit)
+        full, low = (torch.empty(part.shape, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
+        mean, deviation = (torch.empty(rows) for _ in range(2))
+        results: tuple[Tensor, Tensor | None]
+        if keeps_sum:
+            saved, values = torch.empty(part.shape), full if not want_low else low
+            call("add_norm", part.dtype, *given, saved, *((None, low) if want_low else (full, None)), mean, deviation, *settings)
+            results = saved, values
+        else:
+            saved, results = torch.empty(part.shape), (full, low if want_low else None)
+            call("norm", part.dtype, *given, *results, saved, deviation, *settings)
+        ctx.save_for_backward(saved, mean, deviation, gain)
+        ctx.keeps_sum, ctx.dtype, ctx.drop = keeps_sum, part.dtype, (seed, limit)
+        ctx.needs = residual is not None, bias is not None, shift is not None
+        ctx.set_materialize_grads(False)
+        return results
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
+        saved, mean, deviation, gain = ctx.saved_tensors
+        likes = (saved, gain, gain)
+        dresidual, dbias, dshift = (torch.empty_like(like) if need else None for like, need in zip(likes, ctx.needs, strict=True))
+        dpart, dgain = torch.empty_like(saved, dtype=ctx.dtype), torch.empty_like(gain)
+        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(saved), *ctx.drop)
+        if ctx.keeps_sum:
+            low = second is not None and second.dtype == torch.bfloat16
+            call("add_norm_back", ctx.dtype, first, second, low, saved, mean, deviation, gain, *results)
+        else:
+            call("norm_back", ctx.dtype, first, second, saved, deviation, gain, *results)
+        return None, dpart, dbias, dresidual, dgain, dshift, None, None, None, None
+
+
+class _CrossEntropy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, targets: Tensor) -> Tensor:
+        logits, targets = logits.contiguous(), targets.long()
+        losses, normalizer = (logits.new_empty(len(logits), dtype=torch.float32) for _ in range(2))
+        call("entropy", logits.dtype, logits, targets, losses, normalizer, *logits.shape)
+        ctx.save_for_backward(logits, targets, normalizer)
+        return losses.sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        logits, targets, normalizer = ctx.saved_tensors
+        dlogits = torch.empty_like(logits)
+        call("entropy_back", logits.dtype, logits, targets, normalizer, gradient.float(), dlogits, *logits.shape)
+        return dlogits, None
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> float:
+    """The joint Euclidean norm of tensors that are dense, float32 and on the CPU."""
+    norm = ctypes.c_double()
+    call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(norm))
+    return norm.value
+
+
+def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
+    """Multiply the gradients by a factor, in place."""
+    call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), float(factor))
+    torch.autograd.graph.increment_version(gradients)
+
+
+def adamw(
+    parameters: Sequence[Tensor],
+    gradients: Sequence[Tensor],
+    means: Sequence[Tensor],
+    squares: Sequence[Tensor],
+    *,
+    rate: float,
+    kept: float,
+    betas: tuple[float, float],
+    root: float,
+    epsilon: float,
+) -> None:
+    """One update in place, in a single pass over the four lists.
+
+    Args:
+        rate: learning rate divided by the bias correction of the first moment.
+        kept: factor of the parameters due to weight decay.
+        root: square root of the bias correction of the second moment.
+    """
+    lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
+    beta1, beta2 = betas
+    numbers = map(float, (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon))
+    call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
+    torch.autograd.graph.increment_version([*parameters, *means, *squares])
+
+
+def dense(tensors: Sequence[Tensor]) -> bool:
+    """Whether the optimizer kernels support these tensors: ordinary contiguous float32 tensors on the CPU."""
+    ordinary = all(type(tensor) in (Tensor, torch.nn.Parameter) for tensor in tensors)
+    return len(tensors) > 0 and ordinary and usable(parameters=tensors)
+
+
+def _pointers(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
+
+
+def _sizes(tensors: Sequence[Tensor]) -> Any:
+    return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
+
+
+def _like(bias: Tensor | None) -> Tensor | None:
+    return None if bias is None else torch.empty_like(bias)
+
+
+def attention(
+    packed: Float[Tensor, "T three_D"],
+    num_heads: int,
+    offsets: Int[Tensor, "spans_and_1"],
+    probability: float,
+    window: int | None = None,
+) -> Float[Tensor, "T D"]:
+    """Softmax attention within spans of concatenated tokens.
+
+    Time and memory are proportional to the length of a span times the window. The same elements are dropped for any window.
+
+    Args:
+        packed: queries, keys and values side by side.
+        offsets: start of each span, and the end of the last; int64.
+        probability: probability of dropping an attention probability.
+        window: largest distance, in tokens, at which a token sees another of its span; None: no limit.
+    """
+    if window is not None and window < 0:
+        raise ValueError(f"the window is {window}; it must be 0 or more tokens to either side")
+    return _Attention.apply(packed, num_heads, offsets, *dropping(probability), window)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def rotary(
+    packed: Float[Tensor, "T three_D"],
+    num_heads: int,
+    cosine: Float[Tensor, "P half_d"],
+    sine: Float[Tensor, "P half_d"],
+    positions: Int[Tensor, "T"],
+) -> Float[Tensor, "T three_D"]:
+    """Rotary position embeddings: queries and keys rotated by the angles of their positions; values unchanged.
+
+    The first half of a head, x1, becomes x1 cos - x2 sin, and the second, x2, becomes x2 cos + x1 sin.
+
+    Args:
+        packed: queries, keys and values side by side, with heads of an even width.
+        cosine: cosines of the angles at each position, float32.
+        sine: sines of the same.
+        positions: row of the tables for each token.
+
+    Raises:
+        IndexError: a position is outside of the tables.
+
+    Reference: Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding".
+    """
+    return _Rotary.apply(packed, num_heads, cosine, sine, positions)  # type: ignore[no-any-return, no-untyped-call]
+
+
+def relative_softmax(
+    content: Float[Tensor, "H B Q K"],
+    distance: Float[Tensor, "H B Q W"],
+    gain: Float[Tensor, "H B Q"] | None,
+    relation: UInt8[Tensor, "B Q K"] | None,
+    starts: Int[Tensor, "B Q"],
+    probability: float,
+) -> Float[Tensor, "H B Q K"]:
+    """Probabilities of relative attention, dropped out, from the terms of its scores; zeros for a query that sees no key.
+
+    Args:
+        content: term of the content.
+        distance: term of the distance, for all distances; for key j of a query it is in column `starts + j`.
+        gain: added for keys of another segment; None if there is only one segment.
+        relation: relation of each key to each query, 0: hidden, 1: in the same segment, 2: in another; None: all are 1.
+        starts: column of the first key of each query; int64.
+        probability: probability of dropping an attention probability.
+    """
+    gain = None if gain is None else gain.float()
+    return _RelativeSoftmax.apply(content, distance, gain, relation, starts, *dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, num_heads: int, offsets: Tensor, seed: int, limit: int, window: int | None) -> Tensor:
+        packed = packed.contiguous()
+        tokens, three = packed.shape
+        result = packed.new_empty(tokens, three // 3)
+        normalizer = packed.new_empty(tokens, num_heads, dtype=torch.float32)
+        call("attend", packed.dtype, *_heads(packed, num_heads, offsets, window), result, normalizer, seed, limit)
+        ctx.save_for_backward(packed, offsets, result, normalizer)
+        ctx.num_heads, ctx.window, ctx.seed, ctx.limit = num_heads, window, seed, limit
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        packed, offsets, result, normalizer = ctx.saved_tensors
+        dpacked = torch.empty_like(packed)
+        given = (*_heads(packed, ctx.num_heads, offsets, ctx.window), result, normalizer, gradient)
+        call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
+        return dpacked, None, None, None, None, None
+
+
+class _Rotary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
+        tables = (cosine.float(), sine.float(), positions.long())
+        ctx.save_for_backward(*tables)
+        ctx.num_heads = num_heads
+        return _rotated(packed, num_heads, tables, 1.0)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        return _rotated(gradient, ctx.num_heads, ctx.saved_tensors, -1.0), None, None, None, None
+
+
+def _rotated(packed: Tensor, num_heads: int, tables: Sequence[Tensor], sign: float) -> Tensor:
+    # A new tensor: rotating in place would save less than a hundredth of a layer's time, and change the tensor of the caller.
+    packed = packed.contiguous()
+    cosine, sine, positions = tables
+    result = torch.empty_like(packed)
+    rows, three = packed.shape
+    layout = (rows, three, 2 * num_heads, three // 3 // num_heads)
+    call("rotary", packed.dtype, packed, result, *layout, cosine, sine, positions, len(cosine), sign)
+    return result
+
+
+class _RelativeSoftmax(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        content: Tensor,
+        distance: Tensor,
+        gain: Tensor | None,
+        relation: Tensor | None,
+        starts: Tensor,
+        seed: int,
+        limit: int,
+    ) -> Tensor:
+        probabilities = torch.empty(content.shape, dtype=content.dtype)
+        dropped = torch.empty_like(probabilities) if limit else probabilities
+        sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], distance.shape[-1])
+        call("relative", content.dtype, content, distance, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
+        ctx.save_for_backward(probabilities, relation, starts)
+        ctx.seed, ctx.limit, ctx.sizes, ctx.has_gain = seed, limit, sizes, gain is not None
+        return dropped
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        probabilities, relation, starts = ctx.saved_tensors
+        dcontent = torch.empty_like(probabilities)
+        ddistance = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
+        dgain = probabilities.new_empty(probabilities.shape[:-1], dtype=torch.float32) if ctx.has_gain else None
+        given = (probabilities, gradient, relation, starts, dcontent, ddistance, dgain)
+        call("relative_back", probabilities.dtype, *given, *ctx.sizes, ctx.seed, ctx.limit)
+        return dcontent, ddistance, dgain, None, None, None, None
+
+
+def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
+    """Pointers to the queries, keys and values of the first row."""
+    step = packed.shape[1] // 3 * packed.element_size()
+    return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
+
+
+def _heads(packed: Tensor, num_heads: int, offsets: Tensor, window: int | None) -> list[Any]:
+    """Arguments that describe the layout of heads and spans."""
+    three = packed.shape[1]
+    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1]
+    return [*_thirds(packed), *layout, -1 if window is None else window]

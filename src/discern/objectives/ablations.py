@@ -39,7 +39,6 @@ class MaskedOnlyReplacedTokenDetection(ReplacedTokenDetection):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = MaskedOnlyRTDConfig
-    detects_every_token: ClassVar[bool] = False
 
     def classified(self, batch: CorruptedBatch) -> tuple[Bool[Tensor, "B L"], int]:
         return batch.masked_positions, batch.num_masked

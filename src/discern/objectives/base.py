@@ -11,6 +11,7 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
+from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.randomness import Randomness, key_of
 from discern.models.base import Network
 from discern.models.config import ModelConfig
@@ -90,11 +91,6 @@ class ForwardPass:
     query_share: float = 0.0
     remembered: int = 0
 
-    @property
-    def predicts_words(self) -> bool:
-        """Whether the network's head is over the vocabulary."""
-        return predicts_words(self.network)
-
 
 @dataclass(frozen=True)
 class WordTargets:
@@ -136,14 +132,9 @@ class Objective(nn.Module, abc.ABC):
 
     Callers ask an objective what it can do (`networks`, `forward_passes`, `word_targets`, ...) and never which class it is.
     A subclass is registered with one line and takes `(config, settings)`; its parameters stay uninitialized until
-    `initialize` is called.
-
-    Attributes:
-        detects_every_token: whether a discriminator classifies every token as original or replaced.
-    """
+    `initialize` is called."""
 
     Config: ClassVar[type[ObjectiveConfig]]
-    detects_every_token: ClassVar[bool] = False
 
     @abc.abstractmethod
     def initialize(self, seed: int) -> None:
@@ -234,8 +225,6 @@ class Objective(nn.Module, abc.ABC):
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         """Restore what `carry_state` returned."""
-        if state:
-            raise ValueError(f"{type(self).__name__} carries no state, but was given {sorted(state)}")
 
 
 class PretrainingObjective(Objective, Generic[ConfigT]):
@@ -246,8 +235,12 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         self.config = config
         self.vocabulary = settings.vocabulary
         self._model = settings.model
-        by_entropy = getattr(config, "masking", None) == "entropy"
-        self.entropies = TokenEntropies(settings.vocabulary.size) if by_entropy else None
+        self._masking = getattr(config, "masking", None)
+        self.entropies = TokenEntropies(settings.vocabulary.size) if self._masking == "entropy" else None
+
+    @property
+    def corrupts_anywhere(self) -> bool:
+        return self._masking in MASKINGS_OF_INTEGERS
 
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
@@ -270,9 +263,7 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         return {} if self.entropies is None else self.entropies.state()
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        if self.entropies is None:
-            super().load_carry_state(state)
-        else:
+        if self.entropies is not None:
             self.entropies.load(state)
 
 

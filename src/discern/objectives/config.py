@@ -111,15 +111,6 @@ class ObjectiveConfig(Section):
             ValueError: they do not; the message says what to set.
         """
 
-    def unread(self) -> dict[str, str]:
-        """Settings that have no effect beside the others, with the setting each of them needs."""
-        return {}
-
-    def without_effect(self) -> dict[str, str]:
-        """The settings among `unread` that differ from their defaults."""
-        fields = type(self).model_fields
-        return {name: needed for name, needed in self.unread().items() if getattr(self, name) != fields[name].default}
-
 
 class PositionsConfig(ObjectiveConfig):
     """Settings of the objectives that choose positions."""

@@ -10,19 +10,18 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import sample_tokens
 from discern.models.base import Network, build_encoder
 from discern.models.fused_ops import same_draws
-from discern.models.heads import EnergyHead, LanguageHead
-from discern.models.two_tower import two_tower_generator
+from discern.models.heads import EnergyHead
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits
 from discern.objectives.masked import bilinear_term, choose_positions, corrupted_batch, shared_embeddings
 from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, generator_metrics, noise_logits
+from discern.objectives.rtd import GeneratorInputs
+from discern.objectives.rtd_variants import TwoTowerGenerator
 from discern.types import CorruptedBatch, PlacesOf, StepOutput, TokenBatch
 
 
@@ -66,69 +65,49 @@ class Electric(PretrainingObjective[ElectricConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = ElectricConfig
-    generator_head: LanguageHead
 
     def __init__(self, config: ElectricConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
-        model, checkpointing = settings.model, settings.gradient_checkpointing
+        model = settings.model
         small = model.shrunk(config.generator_size, config.generator_depth)
         read, read_by_generator = shared_embeddings(settings, small, config.tying)
-        self.discriminator = build_encoder(read, model, gradient_checkpointing=checkpointing)
+        self.discriminator = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.discriminator_head = EnergyHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
-        generator = two_tower_generator(read_by_generator, small, gradient_checkpointing=checkpointing)
-        assert isinstance(generator.head, LanguageHead)
-        self.generator, self.generator_head = generator.encoder, generator.head
-
-    @property
-    def corrupts_anywhere(self) -> bool:
-        return self.config.masking in MASKINGS_OF_INTEGERS
+        self._generator = TwoTowerGenerator(config, GeneratorInputs(settings, small, read_by_generator))
+        self.generator, self.generator_head = self._generator.encoder, self._generator.head
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         return corrupted_batch(batch, choose_positions(self, batch, randomness).positions)
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        maskable = int(maskable_positions(batch.tokens).sum())
-        return {"generator": maskable, "discriminator": maskable}
+        return dict.fromkeys(("generator", "discriminator"), self._generator.count(batch))
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        tokens, is_noise, is_word = batch.tokens, batch.masked_positions, batch.mask("words")
-        context, chosen, words = tokens.context, batch.places("chosen"), batch.places("words")
-
+        tokens, is_noise, is_word, words = batch.tokens, batch.masked_positions, batch.mask("words"), batch.places("words")
         generator_again = same_draws(tokens.input_ids.device)
-        logits = word_logits(self.generator_head, words.gather(self.generator(tokens.input_ids, *context)))
-        targets = words.gather(tokens.input_ids)
-        uniforms = chosen.gather(randomness.uniforms("replacements", is_noise.shape[1]))
-        sampled = logits.select(chosen.among(words)).map(sample_tokens, uniforms)
-        corrupted_ids = chosen.scatter(tokens.input_ids, sampled)
+        replaced = self._generator.replace_chosen(batch, randomness, self.config.generator_weight)
+        ids = replaced.corrupted_ids
 
         # Words are drawn from q and scored by q with the same units dropped, so that both are one distribution.
         with torch.no_grad(), generator_again():
-            around = word_logits(self.generator_head, words.gather(self.generator(corrupted_ids, *context)))
-            log_noise = around.map(log_probability, words.gather(corrupted_ids))
-        energy = self.networks()["discriminator"].token_logits(corrupted_ids, *context)
+            around = word_logits(self.generator_head, words.gather(self.generator(ids, *tokens.context)))
+            log_noise = around.map(log_probability, words.gather(ids))
+        energy = self.networks()["discriminator"].token_logits(ids, *tokens.context)
         log_noise_probability = words.scatter(torch.zeros_like(energy, dtype=torch.float32), log_noise)
         log_noise_odds = noise_odds(is_noise, is_word)
-        generator_weight, weight = self.config.generator_weight, self.config.discriminator_weight
-        terms = {
-            "generator": logits.loss(targets, words, generator_weight),
-            "discriminator": noise_contrastive_loss(
-                energy, log_noise_probability, log_noise_odds, is_noise, is_word, words.count, weight
-            ),
-        }
+        contrast = noise_contrastive_loss(
+            energy, log_noise_probability, log_noise_odds, is_noise, is_word, words.count, self.config.discriminator_weight
+        )
         observations = {
-            **logits.observed("generator"),
-            **self.observed_entropies(logits, targets, words),
-            "generator_targets": targets,
-            "sampled_ids": sampled,
-            "sampled_targets": chosen.gather(tokens.input_ids),
-            "corrupted_ids": corrupted_ids,
+            **replaced.observations,
+            **self.observed_entropies(*replaced.learned),
             "is_noise": is_noise,
             "energy": energy.detach(),
             "log_noise_probability": log_noise_probability,
             "log_noise_odds": log_noise_odds,
         }
-        return StepOutput(terms, observations)
+        return StepOutput({"generator": replaced.term, "discriminator": contrast}, observations)
 
     def reads(self) -> frozenset[PlacesOf]:
         return frozenset({"chosen", "words"})
@@ -136,17 +115,12 @@ class Electric(PretrainingObjective[ElectricConfig]):
     def networks(self) -> dict[str, Network]:
         return {
             "discriminator": Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear),
-            "generator": Network(self.generator, self.generator_head),
+            **self._generator.networks,
         }
 
     def forward_passes(self, phase: Phase) -> list[ForwardPass]:
         """Both networks with their heads at every position, and the generator a second time without gradient."""
-        generator = self.networks()["generator"]
-        return [
-            ForwardPass(self.networks()["discriminator"], 1.0),
-            ForwardPass(generator, 1.0),
-            ForwardPass(generator, 1.0, trains=False),
-        ]
+        return [*super().forward_passes(phase), ForwardPass(self.networks()["generator"], 1.0, trains=False)]
 
     def evaluator(self) -> Evaluator:
         weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}

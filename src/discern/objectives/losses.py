@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -177,7 +177,8 @@ class ChunkedLogits:
         return {}
 
     def losses(self, targets: Int[Tensor, "N"]) -> Float[Tensor, "N"]:
-        return linear_cross_entropy(self._states, self._table, self._bias, targets, self._rows)
+        arguments = (self._states, self._table, self._bias, targets, self._rows)
+        return LinearCrossEntropy.apply(*arguments)  # type: ignore[no-any-return, no-untyped-call]
 
     def loss(self, targets: Int[Tensor, "N"], places: Places, weight: float = 1.0) -> LossTerm:
         return LossTerm(places.weigh(self.losses(targets)).sum(), places.count, weight)
@@ -202,13 +203,7 @@ def word_logits(head: LanguageHead | CopyMLMHead, states: Float[Tensor, "N D"]) 
     return ChunkedLogits(words.inner(states), words.word_embeddings.weight, words.bias)
 
 
-def linear_cross_entropy(
-    states: Float[Tensor, "N E"],
-    table: Float[Tensor, "V E"],
-    bias: Float[Tensor, "V"],
-    targets: Int[Tensor, "N"],
-    rows: int,
-) -> Float[Tensor, "N"]:
+class LinearCrossEntropy(torch.autograd.Function):
     """Cross-entropy of each target under softmax(states table^T + bias), in float32.
 
     Only the logits of `rows` rows are in memory at a time. The backward pass computes them again, one product more than the three
@@ -216,10 +211,7 @@ def linear_cross_entropy(
 
     Reference: Wijmans et al. 2024, "Cut your losses in large-vocabulary language models", of which this is the part in rows.
     """
-    return _LinearCrossEntropy.apply(states, table, bias, targets, rows)  # type: ignore[no-any-return, no-untyped-call]
 
-
-class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, states: Tensor, table: Tensor, bias: Tensor, targets: Tensor, rows: int) -> Tensor:
         losses, normalizers, dtype = [], [], states.dtype
@@ -254,7 +246,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return dstates, dtable, dbias, None, None
 
 
-_DECAY = 0.99
+_DECAY, _PREFIX = 0.99, "token_entropies."
 _PART = 1 << 20
 """Number of logits that are computed at once on a processor."""
 
@@ -272,17 +264,16 @@ class TokenEntropies:
         size: V.
     """
 
-    PREFIX: ClassVar[str] = "token_entropies."
-
     def __init__(self, size: int) -> None:
         self._newest = torch.full((size,), math.log(size), dtype=torch.float64)
-        self._by_step: dict[int, _Copied] = {}
+        self._by_step: dict[int, Tensor] = {}
 
     def at(self, step: int) -> Float[Tensor, "V"] | None:
         """The values for the masks of a step: of this step or the next one while training; None: no values."""
-        copied = self._by_step.get(step)
-        # Values without numbers, on the meta device, are unknown.
-        return None if copied is None or copied.is_meta else copied.values()
+        values = self._by_step.get(step)
+        # On the meta device, values are unknown. On a GPU, the thread that reads rows waits for them, on its stream of copies,
+        # which begins after the step that computed them; the thread that trains goes on.
+        return None if values is None or values.is_meta else values.cpu()
 
     def sums(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> Float[Tensor, "2 V"]:
         """`entropy_sums` of the predictions at some positions."""
@@ -300,49 +291,17 @@ class TokenEntropies:
         self._newest = kept * newest + (1 - kept) * entropies / counts.clamp(min=1)
         before = {number: values for number, values in self._by_step.items() if number == step + 1}
         # A new dictionary: another thread may be reading the old one.
-        self._by_step = before | {step + 2: _Copied(self._newest)}
+        self._by_step = before | {step + 2: self._newest}
 
     def state(self) -> dict[str, Tensor]:
         """Values to save with the checkpoint, by name."""
-        return {f"{self.PREFIX}{step}": copied.values() for step, copied in self._by_step.items()}
+        return {f"{_PREFIX}{step}": values.cpu() for step, values in self._by_step.items()}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state`.
-
-        Raises:
-            ValueError: a name or a shape does not belong to it.
-        """
-        shape = tuple(self._newest.shape)
-        for name, values in state.items():
-            if not name.startswith(self.PREFIX) or tuple(values.shape) != shape:
-                raise ValueError(f"'{name}' of shape {tuple(values.shape)} is not the entropies of {shape[0]} tokens")
-        self._by_step = {int(name.removeprefix(self.PREFIX)): _Copied(values) for name, values in state.items()}
+        """Restore the result of `state`."""
+        self._by_step = {int(name.removeprefix(_PREFIX)): values for name, values in state.items()}
         if self._by_step:
-            self._newest = self._by_step[max(self._by_step)].values()
-
-
-class _Copied:
-    """Values on the host, to which a GPU copies them while the host goes on.
-
-    Only the thread that asks for them waits: the one that reads rows, two steps later.
-    """
-
-    def __init__(self, values: Tensor) -> None:
-        self._values, self._ready = values, None
-        if values.device.type == "cuda":
-            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True).copy_(values, non_blocking=True)
-            self._ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self._ready.record()
-
-    @property
-    def is_meta(self) -> bool:
-        return self._values.is_meta
-
-    def values(self) -> Tensor:
-        """The values, once they have arrived."""
-        if self._ready is not None:
-            self._ready.synchronize()
-        return self._values
+            self._newest = self._by_step[max(self._by_step)]
 
 
 @torch.no_grad()
@@ -360,16 +319,12 @@ def entropy_sums(
 
 
 def entropies_of(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
-    """`entropy_of`, a few rows at a time."""
-    # In parts that fit into the cache of a processor, as the exponentials are as large as the logits.
-    rows = max(1, (_PART if logits.device.type == "cpu" else 64 * _PART) // logits.shape[1])
-    return torch.cat([entropy_of(part) for part in torch.split(logits, rows)])
-
-
-def entropy_of(logits: Float[Tensor, "N V"]) -> Float[Tensor, "N"]:
     """The entropy of each softmax, in nats, float32: ln Z - E[logit], with a third of the work of p ln p."""
-    logits = logits.float()
-    logits = logits - logits.amax(-1, keepdim=True)
-    exponentials = logits.exp()
-    total = exponentials.sum(-1)
-    return (total.log() - (exponentials * logits).sum(-1) / total).clamp(min=0)
+    # In parts that fit into the cache of a processor, as the exponentials are as large as the logits.
+    rows, entropies = max(1, (_PART if logits.device.type == "cpu" else 64 * _PART) // logits.shape[1]), []
+    for part in map(Tensor.float, torch.split(logits, rows)):
+        shifted = part - part.amax(-1, keepdim=True)
+        exponentials = shifted.exp()
+        total = exponentials.sum(-1)
+        entropies.append((total.log() - (exponentials * shifted).sum(-1) / total).clamp(min=0))
+    return torch.cat(entropies)

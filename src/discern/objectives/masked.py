@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from discern.corruption import MASKINGS_BY_TOKEN, MASKINGS_OF_INTEGERS, maskings
+from discern.corruption import MASKINGS_BY_TOKEN, maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
@@ -37,10 +37,6 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         vocabulary = self.vocabulary.special.mask, self.vocabulary.size
         masked_ids = hide(batch.input_ids, chosen.positions, shares, vocabulary, randomness, chosen.draws)
         return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws)
-
-    @property
-    def corrupts_anywhere(self) -> bool:
-        return self.config.masking in MASKINGS_OF_INTEGERS
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""

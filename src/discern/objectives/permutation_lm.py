@@ -17,7 +17,6 @@ from discern.corruption.permutation import blocked_pairs, factorization_order
 from discern.corruption.randomness import Randomness
 from discern.corruption.span_targets import legacy_span_targets, single_targets, span_targets
 from discern.data.config import DataConfig
-from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
@@ -31,7 +30,6 @@ from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, StepOutput, TokenBatch
 
 _MEMORY_NAME = "memory.slot"
-_NO_QUERY_STREAM = "objective 'permutation-lm' needs an encoder with a query stream, unlike model.encoder '{}'"
 
 
 class PermutationLMConfig(ObjectiveConfig):
@@ -80,7 +78,10 @@ class PermutationLMConfig(ObjectiveConfig):
 
     def check(self, data: DataConfig, model: ModelConfig) -> None:
         if not issubclass(encoders.load(model.encoder), XLNetEncoder):
-            raise ValueError(f"{_NO_QUERY_STREAM.format(model.encoder)}; set model.encoder=xlnet")
+            raise ValueError(
+                f"objective '{self.name}' needs an encoder with a query stream, unlike model.encoder '{model.encoder}'; set "
+                "model.encoder=xlnet"
+            )
         if data.packing != "two-part":
             if self.memory_length:
                 raise ValueError(
@@ -126,8 +127,7 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         model = settings.model
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
         encoder = build_encoder(embeddings, model, gradient_checkpointing=settings.gradient_checkpointing)
-        if not isinstance(encoder, XLNetEncoder):
-            raise ConfigError(_NO_QUERY_STREAM.format(model.encoder), hint="set model.encoder=xlnet")
+        assert isinstance(encoder, XLNetEncoder)  # see `PermutationLMConfig.check`
         self.encoder = encoder
         self.head = encoder.language_head()
         self.next_sentence_head = nn.Linear(model.hidden_size, 1) if config.next_sentence_weight else None
@@ -168,7 +168,9 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         observations = {**logits.observed("permutation_lm"), "permutation_lm_targets": targets}
         if self.next_sentence_head is not None:
             follows = self.next_sentence_head(streams.query[:, -1]).squeeze(-1)
-            terms["next_sentence"] = self._next_sentence_loss(follows, tokens)
+            assert tokens.continues is not None
+            total = F.binary_cross_entropy_with_logits(follows.float(), tokens.continues.float(), reduction="sum")
+            terms["next_sentence"] = LossTerm(total, tokens.size, self.config.next_sentence_weight)
             observations["next_sentence_logits"] = follows.detach()
         return StepOutput(terms, observations)
 
@@ -191,15 +193,6 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         count = max(1, length // self.config.prediction_ratio)
         positions = (~batch.masked_positions).long().argsort(dim=1, stable=True)[:, :count]
         return positions, Places.of(batch.masked_positions.gather(1, positions))
-
-    def _next_sentence_loss(self, logits: Float[Tensor, "B"], tokens: TokenBatch) -> LossTerm:
-        if tokens.continues is None:
-            raise ConfigError(
-                "these rows do not record whether one segment follows the other",
-                hint="set data.packing=two-part, or objective.next_sentence_weight=0",
-            )
-        total = F.binary_cross_entropy_with_logits(logits.float(), tokens.continues.float(), reduction="sum")
-        return LossTerm(total, tokens.size, self.config.next_sentence_weight)
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}
@@ -286,15 +279,6 @@ class SlotMemory:
         return {f"{_MEMORY_NAME}{slot}": state.cpu().contiguous() for slot, state in sorted(states.items())}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state`. Every rank loads all slots, as their assignment to ranks may have changed.
-
-        Raises:
-            ValueError: a name or a shape does not belong to a slot's memory.
-        """
-        for name, tensor in state.items():
-            if not name.startswith(_MEMORY_NAME) or tuple(tensor.shape) != self._shape:
-                raise ValueError(
-                    f"'{name}' of shape {tuple(tensor.shape)} is not the memory of a slot, whose shape is {self._shape}"
-                )
+        """Restore the result of `state`. Every rank loads all slots, as their assignment to ranks may have changed."""
         self._states = {}
         self._loaded = {int(name.removeprefix(_MEMORY_NAME)): tensor for name, tensor in state.items()}

@@ -6,15 +6,14 @@ The other generators and algorithms, and the sentence-level task, are in `rtd_va
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from itertools import pairwise
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from pydantic import AfterValidator, Field, NonNegativeFloat, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -34,9 +33,6 @@ from discern.objectives.losses import WordLogits, replaced_token_loss, word_logi
 from discern.objectives.masked import MaskingObjective, bilinear_term, sample_replacements, shared_embeddings
 from discern.objectives.metrics import MetricsEvaluator, replaced_token_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput
-
-Point = tuple[Annotated[RunPoint, Field(ge=0)], NonNegativeFloat]
-"""A step or a fraction of the run, and the factor of the weight at it."""
 
 
 class RTDConfig(GeneratorConfig):
@@ -71,10 +67,10 @@ class RTDConfig(GeneratorConfig):
         description="How the two networks are trained, by name in the registry of algorithms. 'joint': together, from step 0; "
         "'two-stage': the generator, then the discriminator; 'adversarial': the generator to fool the discriminator (REINFORCE).",
     )
-    two_stage_steps: float = Field(
-        0.5,
+    two_stage_steps: RunPoint = Field(
+        0.5,  # type: ignore[assignment]
         gt=0,
-        description="Algorithm 'two-stage' only: updates of the generator; below 1, a fraction of train.max_steps. Paper: 0.5.",
+        description="Algorithm 'two-stage' only: updates of the generator, or the fraction of the run below 1. Paper: 0.5.",
     )
     copy_weights: bool = Field(
         True,
@@ -82,21 +78,10 @@ class RTDConfig(GeneratorConfig):
         "Paper: true; without it the discriminator may never beat the majority class.",
     )
     discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss. ELECTRA: 50.")
-    generator_weight_schedule: tuple[Point, ...] = Field(
-        (),
-        description="Factors of generator_weight by step or fraction of the run, [[step, factor], ...], linear between them; "
-        "empty: 1 throughout. [[0, 0.0], [1000, 1.0]] is a warm-up.",
-    )
-    discriminator_weight_schedule: tuple[Point, ...] = Field(
-        (), description="Factors of discriminator_weight by step, as generator_weight_schedule."
-    )
     freeze_generator_at: RunPoint | None = Field(
         None,
         ge=0,
         description="Step, or fraction of the run, from which the generator's weights are frozen; 0: from the start.",
-    )
-    freeze_discriminator_at: RunPoint | None = Field(
-        None, ge=0, description="Step, or fraction of the run, from which the discriminator's weights are frozen."
     )
     generator_warmup_steps: RunPoint = Field(
         0,
@@ -135,9 +120,8 @@ class RTDConfig(GeneratorConfig):
 
     @property
     def can_warm_up_generator(self) -> bool:
-        frozen = self.freeze_generator_at is not None or self.freeze_discriminator_at is not None
-        separately = algorithms.load(self.algorithm).trains_separately
-        return not (frozen or separately or self.generator_checkpoint is not None or self.tying == "all")
+        has_other_plan = self.freeze_generator_at is not None or self.generator_checkpoint is not None or self.tying == "all"
+        return not has_other_plan and not algorithms.load(self.algorithm).trains_separately
 
     def replaced_share(self, step: int, row_length: int) -> float | None:
         share = chosen_share(self.masking, self.value_at("mask_probability", step), row_length)
@@ -146,16 +130,9 @@ class RTDConfig(GeneratorConfig):
         return share * (1 - self.sentence_clean_probability)  # texts that stay clean get their original tokens back
 
     def continued_at(self, step: int) -> dict[str, Any]:
-        changed: dict[str, Any] = {}
-        for name in ("generator_weight_schedule", "discriminator_weight_schedule"):
-            if points := getattr(self, name):
-                factor = factor_at(points, step)
-                changed[name] = () if factor == 1 else ((0, factor),)
-        for name in ("freeze_generator_at", "freeze_discriminator_at"):
-            begins = getattr(self, name)
-            if begins is not None:
-                changed[name] = 0 if begins <= step else None
-        changed |= super().continued_at(step)
+        changed = super().continued_at(step)
+        if self.freeze_generator_at is not None:
+            changed["freeze_generator_at"] = 0 if self.freeze_generator_at <= step else None
         if self.generator_checkpoint is not None:
             changed["generator_checkpoint"] = None
         if algorithms.load(self.algorithm).trains_separately:
@@ -171,7 +148,7 @@ class RTDConfig(GeneratorConfig):
         if self.generator in ("two-tower", "uniform", "unigram"):  # read no [MASK]
             unread |= dict.fromkeys(("mask_token_probability", "random_token_probability"), "generator = 'mlm'")
         if self.generator in ("uniform", "unigram"):  # have no weights
-            unread |= dict.fromkeys(("generator_size", "generator_depth", "generator_weight_schedule"), "generator = 'mlm'")
+            unread |= dict.fromkeys(("generator_size", "generator_depth"), "generator = 'mlm'")
             if self.tying in ("token", "none"):  # with 'embeddings' the discriminator has its own as well
                 unread["tying"] = "generator = 'mlm'"
         if self.generator == "uniform":
@@ -182,11 +159,7 @@ class RTDConfig(GeneratorConfig):
 
     @model_validator(mode="after")
     def _options_go_together(self) -> RTDConfig:
-        for name in ("generator_weight_schedule", "discriminator_weight_schedule"):
-            steps = [step for step, _ in getattr(self, name)]
-            if any(right <= left for left, right in pairwise(steps)):
-                raise ValueError(f"{name} has the steps {steps}; each must be larger than the one before")
-        freezes_generator, freezes_discriminator = self.freeze_generator_at is not None, self.freeze_discriminator_at is not None
+        freezes = self.freeze_generator_at is not None
         two_stage, adversarial = self.algorithm == "two-stage", self.algorithm == "adversarial"
         weightless, disentangled = self.generator in ("uniform", "unigram"), self.tying == "gradient-disentangled"
         two_tower, tied = self.generator == "two-tower", self.tying == "all"
@@ -205,7 +178,7 @@ class RTDConfig(GeneratorConfig):
                 "does; set copy_weights = false, or generator = 'mlm'",
             ),
             (
-                weightless and (tied or disentangled or freezes_generator or self.algorithm != "joint" or needs_predictions),
+                weightless and (tied or disentangled or freezes or self.algorithm != "joint" or needs_predictions),
                 f"generator '{self.generator}' has no weights to share, train, fill or freeze, and no doubts to mask by; set "
                 "tying = 'embeddings', algorithm = 'joint' and masking = 'uniform' and leave out generator_checkpoint and "
                 "freeze_generator_at, or set generator = 'mlm'",
@@ -226,9 +199,9 @@ class RTDConfig(GeneratorConfig):
                 f"set {equal}, or copy_weights = false",
             ),
             (
-                two_stage and (freezes_generator or freezes_discriminator or self.generator_warmup_steps > 0),
+                two_stage and (freezes or self.generator_warmup_steps > 0),
                 "algorithm 'two-stage' trains the generator first and freezes it after two_stage_steps; leave out "
-                "freeze_generator_at, freeze_discriminator_at and generator_warmup_steps, or set algorithm = 'joint'",
+                "freeze_generator_at and generator_warmup_steps, or set algorithm = 'joint'",
             ),
             (
                 adversarial and self.masking == "with-replacement",
@@ -242,24 +215,14 @@ class RTDConfig(GeneratorConfig):
                 "algorithm = 'joint'",
             ),
             (
-                self.generator_warmup_steps > 0 and (freezes_generator or freezes_discriminator or weightless or tied),
+                self.generator_warmup_steps > 0 and (freezes or weightless or tied),
                 "generator_warmup_steps needs a generator with weights of its own and networks that are never frozen; set "
                 "generator_warmup_steps = 0, or generator = 'mlm', tying = 'embeddings' and no freezing",
             ),
             (
-                freezes_discriminator and (freezes_generator or weightless),
-                "nothing is trained once the discriminator is frozen; leave out freeze_discriminator_at, and end the run by "
-                "train.max_steps",
-            ),
-            (
-                freezes_generator and self.tying not in ("none", "gradient-disentangled"),
+                freezes and self.tying not in ("none", "gradient-disentangled"),
                 f"freeze_generator_at is set, but with tying '{self.tying}' the discriminator still trains weights that the "
                 "generator reads; set tying = 'none' or 'gradient-disentangled'",
-            ),
-            (
-                freezes_discriminator and self.tying != "none",
-                f"freeze_discriminator_at is set, but with tying '{self.tying}' the generator still trains weights that the "
-                "discriminator reads; set tying = 'none'",
             ),
             (
                 tied and unequal,
@@ -270,21 +233,6 @@ class RTDConfig(GeneratorConfig):
             if conflict:
                 raise ValueError(message)
         return self
-
-
-def factor_at(points: Sequence[Point], step: int) -> float:
-    """The factor of a weight at a step: linear between the points, constant before the first and after the last.
-
-    No points: 1 throughout. [[0, 0.0], [1000, 1.0]] is a warm-up of 1000 steps; [[999, 1.0], [1000, 0.0]] stops at step 1000.
-    """
-    if not points:
-        return 1.0
-    if step <= points[0][0]:
-        return points[0][1]
-    for (left, low), (right, high) in pairwise(points):
-        if step <= right:
-            return low + (high - low) * (step - left) / (right - left)
-    return points[-1][1]
 
 
 class Prediction(NamedTuple):
@@ -356,7 +304,7 @@ class Generator:
 
     learns_at: ClassVar[PlacesOf] = "chosen"
 
-    def __init__(self, config: GeneratorConfig, inputs: GeneratorInputs) -> None:
+    def __init__(self, config: ObjectiveConfig, inputs: GeneratorInputs) -> None:
         self.config, self.vocabulary = config, inputs.settings.vocabulary
         self.encoder, self.head = self.build(inputs)
         self.networks = {"generator": Network(self.encoder, self.head)}
@@ -380,17 +328,6 @@ class Generator:
         logits = word_logits(self.head, states)
         return Prediction(logits, chosen, logits, states)
 
-    def loss(self, prediction: Prediction, targets: Int[Tensor, "N"], weight: float) -> LossTerm:
-        """Cross-entropy of the original tokens, summed."""
-        return prediction.logits.loss(targets, prediction.places, weight)
-
-    def sample(
-        self, prediction: Prediction, originals: Int[Tensor, "M"], batch: CorruptedBatch, randomness: Randomness
-    ) -> Int[Tensor, "M"]:
-        """A token for each chosen position, drawn from `chosen_logits`; no gradient."""
-        sample = self.config.sampling_at(randomness.step).sample
-        return sample_replacements(batch, prediction.chosen_logits, randomness, sample, originals)
-
     def replace_chosen(self, batch: CorruptedBatch, randomness: Randomness, weight: float) -> Replacement:
         """Predict the chosen tokens and replace them with samples from the same logits.
 
@@ -399,8 +336,9 @@ class Generator:
         """
         ids, chosen, prediction = batch.tokens.input_ids, batch.places("chosen"), self.predict(batch)
         targets, originals = prediction.places.gather(ids), chosen.gather(ids)
-        term = self.loss(prediction, targets, weight)
-        sampled_ids = self.sample(prediction, originals, batch, randomness)
+        term = prediction.logits.loss(targets, prediction.places, weight)
+        sample = self.config.sampling_at(randomness.step).sample
+        sampled_ids = sample_replacements(batch, prediction.chosen_logits, randomness, sample, originals)
         corrupted_ids = chosen.scatter(ids, sampled_ids)
         observations = {
             **prediction.logits.observed("generator"),
@@ -419,15 +357,14 @@ class Generator:
 class Algorithm:
     """Decides which network is trained at which step, and from what the generator learns. Base of all algorithms.
 
-    This one, 'joint', trains both networks together from step 0, the generator by maximum likelihood; either may be frozen at
-    some step.
+    This one, 'joint', trains both networks together from step 0, the generator by maximum likelihood; it may be frozen at some
+    step.
 
     Attributes:
         trains_separately: whether the networks are never trained together. They then share no trained weights; what `tying`
             names is copied when the discriminator starts.
         needs_rewards: whether the generator learns from the discriminator's loss.
         modules: the modules that it trains along with the generator, by name.
-        switch: step at which the discriminator takes over, once known; kept when a run is extended. None: it never does.
 
     Reference: Clark et al. 2020, section 2.
     """
@@ -438,38 +375,26 @@ class Algorithm:
     def __init__(self, config: RTDConfig, generator: Generator) -> None:
         self.config, self.generator = config, generator
         self.modules: dict[str, nn.Module] = {}
-        self.switch: int | None = None
 
     def phases(self, max_steps: int, copy: Callable[[], None]) -> list[Phase]:
-        """The phases of training: one, or two if a network is frozen or the generator warms up.
+        """The phases of training: one, or two if the generator is frozen or warms up.
 
-        When a network is frozen, the other one keeps its optimizer. After a warm-up of the generator, both networks start with a
-        new optimizer and a new schedule.
+        When it is frozen, the discriminator keeps its optimizer. After a warm-up of the generator, both networks start with a new
+        optimizer and a new schedule.
 
         Args:
             copy: copies the generator's weights into the discriminator.
-
-        Raises:
-            ConfigError: the phases do not fit into `max_steps`.
         """
-        warmup = self.config.generator_warmup_steps
-        if warmup:
-            if warmup >= max_steps:
-                raise ConfigError(
-                    f"objective.generator_warmup_steps {warmup} leaves none of train.max_steps {max_steps} for the discriminator",
-                    hint="decrease it, or increase train.max_steps",
-                )
+        warmup, frozen_at = self.config.generator_warmup_steps, self.config.freeze_generator_at
+        if 0 < warmup < max_steps:
             held = frozenset({"discriminator"})
             first = Phase("generator warm-up", warmup, frozenset({"generator"}), holds=held, own_schedule=True)
             return [first, Phase("train", max_steps - warmup, own_schedule=True, begins=warmup)]
-        for left, step in {
-            "discriminator": self.config.freeze_generator_at,
-            "generator": self.config.freeze_discriminator_at,
-        }.items():
-            if step is not None and step < max_steps:
-                alone = Phase(f"{left} alone", max_steps - step, frozenset({left}), fresh_optimizer=False, begins=step)
-                return [Phase("train", step), alone] if step else [alone]
-        return [Phase("train", max_steps)]
+        if frozen_at is None or frozen_at >= max_steps:
+            return [Phase("train", max_steps)]
+        trained = frozenset({"discriminator"})
+        alone = Phase("discriminator alone", max_steps - frozen_at, trained, fresh_optimizer=False, begins=frozen_at)
+        return [Phase("train", frozen_at), alone] if frozen_at else [alone]
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         """Number of items that each of the generator's terms sums over."""
@@ -496,7 +421,6 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = RTDConfig
-    detects_every_token: ClassVar[bool] = True
 
     def __init__(self, config: RTDConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -557,7 +481,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         tokens, chosen, step, contrast = batch.tokens, batch.places("chosen"), randomness.step, self.sentence_contrast
 
         # The generator predicts the masked tokens; samples from the same logits replace them, without gradient.
-        replaced = self._generator.replace_chosen(batch, randomness, self._weight("generator", step))
+        replaced = self._generator.replace_chosen(batch, randomness, self._weight("generator"))
         corrupted_ids = replaced.corrupted_ids
         observations = replaced.observations | self.observed_entropies(*replaced.learned)
         if not self._runs_discriminator():
@@ -584,19 +508,16 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             judged, labels = chosen.gather(logits.detach()).float(), chosen.gather(is_replaced).float()
             rewards = F.binary_cross_entropy_with_logits(judged, labels, reduction="none")
         terms, metrics = self._algorithm.generator_terms(replaced, chosen, rewards, step)
-        weight = self._weight("discriminator", step)
-        terms["discriminator"] = replaced_token_loss(logits, is_replaced, loss_mask, count, weight)
+        terms["discriminator"] = replaced_token_loss(logits, is_replaced, loss_mask, count, self._weight("discriminator"))
         if contrast is not None:
             terms["sentence"], seen = contrast.loss(hidden, is_replaced, tokens, batch.places("texts"))
             observations |= seen
         return StepOutput(terms, observations, metrics)
 
-    def _weight(self, network: str, step: int) -> float:
-        """Weight of a network's loss at a step; 0 while the network is frozen, as its loss is then only reported."""
+    def _weight(self, network: str) -> float:
+        """Weight of a network's loss; 0 while the network is frozen, as its loss is then only reported."""
         weight: float = getattr(self.config, f"{network}_weight")
-        if not self.training:
-            return weight
-        return weight * factor_at(getattr(self.config, f"{network}_weight_schedule"), step) if self._trains(network) else 0.0
+        return weight if not self.training or self._trains(network) else 0.0
 
     def _trains(self, name: str) -> bool:
         """Whether a network is being trained, judged by its head, which is never shared; true if there is no such network."""
@@ -637,16 +558,6 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             if prefix is not None and name.startswith(prefix) and name in values:
                 parameter.copy_(values[name])
 
-    def carry_state(self) -> dict[str, Tensor]:
-        switch = self._algorithm.switch
-        return ({} if switch is None else {"two_stage_switch": torch.tensor([switch])}) | super().carry_state()
-
-    def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        remaining = dict(state)
-        if (switch := remaining.pop("two_stage_switch", None)) is not None:
-            self._algorithm.switch = int(switch)
-        super().load_carry_state(remaining)
-
     def evaluator(self) -> Evaluator:
         weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}
         if self.sentence_contrast is not None:
@@ -655,9 +566,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config
-        scheduled = config.generator_weight_schedule or config.discriminator_weight_schedule
         is_sum = config.algorithm == "joint" and not config.sentence_contrastive_weight
-        return (config.generator_weight, config.discriminator_weight) if is_sum and not scheduled else None
+        return (config.generator_weight, config.discriminator_weight) if is_sum else None
 
     def initial_loss(self) -> float:
         """ln V + 50 ln 2: about 45 for 30,522 words."""

@@ -11,16 +11,14 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.config.schedule import to_step
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import sample_fixed
-from discern.errors import ConfigError
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.models.heads import LanguageHead, MaskedLMHead, ReplacedTokenHead
 from discern.models.two_tower import two_tower_generator
 from discern.objectives.base import Evaluator, Phase
 from discern.objectives.losses import DenseLogits, word_logits
-from discern.objectives.masked import sample_replacements
 from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, replaced_token_metrics
 from discern.objectives.rtd import Algorithm, Generator, GeneratorInputs, Prediction, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput, TokenBatch
@@ -72,22 +70,6 @@ class FixedGenerator(Generator):
         logits = DenseLogits(self.table.log_probabilities.expand(len(chosen.index), -1))
         return Prediction(logits, chosen, logits, None)
 
-    def loss(self, prediction: Prediction, targets: Int[Tensor, "N"], weight: float) -> LossTerm:
-        """As for every generator; the logits are log-probabilities already, so no softmax is needed."""
-        losses = -self.table.log_probabilities[targets]
-        return LossTerm(prediction.places.weigh(losses).sum(), prediction.places.count, weight)
-
-    def sample(
-        self, prediction: Prediction, originals: Int[Tensor, "M"], batch: CorruptedBatch, randomness: Randomness
-    ) -> Int[Tensor, "M"]:
-        sampling = self.config.sampling_at(randomness.step)
-        if sampling.cuts:
-            return super().sample(prediction, originals, batch, randomness)
-        # One distribution for all positions: no matrix of M x V is needed.
-        drawn_from = torch.log_softmax(self.table.log_probabilities / sampling.temperature, 0)
-        logits = prediction.chosen_logits
-        return sample_replacements(batch, logits, randomness, lambda _, uniforms: sample_fixed(drawn_from, uniforms))
-
     def initial_loss(self) -> float:
         """The entropy of the distribution: its mean loss over text with these word frequencies."""
         return float(torch.special.entr(self.table.log_probabilities.double().exp()).sum())
@@ -110,27 +92,16 @@ class TwoStage(Algorithm):
     names, and of the whole encoder with `copy_weights`. Its optimizer starts afresh. With tying 'gradient-disentangled' it
     keeps reading the generator's embeddings, which are now fixed, and learns the difference.
 
-    When a run is extended, the step of the switch stays the same.
-
     Reference: Clark et al. 2020, section 3.2, figure 3 right ("two-stage").
     """
 
     trains_separately: ClassVar[bool] = True
 
     def phases(self, max_steps: int, copy: Callable[[], None]) -> list[Phase]:
-        if self.switch is None:
-            steps = self.config.two_stage_steps
-            first = round(steps * max_steps) if steps < 1 else round(steps)
-            if not 0 < first < max_steps:
-                raise ConfigError(
-                    f"objective.two_stage_steps = {steps:g} gives the generator {first} of train.max_steps {max_steps}, "
-                    "which leaves none for the discriminator",
-                    hint="set objective.two_stage_steps to a fraction like 0.5, or train.max_steps higher",
-                )
-            self.switch = first
-        first = self.switch
-        generator = Phase("generator", min(first, max_steps), frozenset({"generator"}))
-        if first >= max_steps:
+        # Beyond the end only in a run that was shortened
+        first = min(to_step(self.config.two_stage_steps, max_steps), max_steps)
+        generator = Phase("generator", first, frozenset({"generator"}))
+        if first == max_steps:
             return [generator]
         return [generator, Phase("discriminator", max_steps - first, frozenset({"discriminator"}), copy, begins=first)]
 
@@ -161,7 +132,7 @@ class Adversarial(Algorithm):
         self.modules = {"generator_baseline": self._baseline}
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        return super().counts(batch) | {"adversarial": batch.num_masked, "baseline": batch.num_masked}
+        return super().counts(batch) | dict.fromkeys(("adversarial", "baseline", "generator_entropy"), batch.num_masked)
 
     def generator_terms(
         self, replaced: Replacement, chosen: Places, rewards: Float[Tensor, "M"] | None, step: int

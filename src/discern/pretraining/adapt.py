@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import build_objective, vocabulary_of
+from discern.artifacts.run import vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError
 from discern.objectives.base import Objective, predicts_words
 from discern.pretraining.evaluate import check_sequences, heldout_rows_of
 from discern.pretraining.resume import Resume
-from discern.pretraining.run import Plan, Replay, Run, fill_from_models, finish_run, meta_objective, open_run, plan
+from discern.pretraining.run import Plan, Replay, Run, finish_run, meta_objective, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_record, write_recorded
@@ -148,25 +148,24 @@ def _texts(planned: Plan) -> dict[str, TokenData]:
 
 def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: int) -> dict[str, Any]:
     """Metrics of the model at the start of the run: measured now, or stored at `path` when it started."""
-    planned, objective, result = run.plan, run.objective, run.warm_start
+    planned, result = run.plan, run.warm_start
     texts = {name: data.fingerprint for name, data in _texts(planned).items()}
-    stored = _read(path)
-    if run.state.step > 0 and stored.get("texts") == texts and stored.get("sequences") == sequences:
+    if result is None:  # the run is resumed
+        stored = _read(path)
+        if stored.get("texts") != texts or stored.get("sequences") != sequences:
+            raise ConfigError(
+                f"{path} does not hold the metrics before training on these texts and {sequences} rows",
+                hint="give the same --replay and --sequences as at the start, or choose another --out",
+            )
         return {name: stored[name] for name in _Adaptation.model_fields}
     assert planned.start is not None
-    if result is None:  # the run is resumed
-        objective = build_objective(planned.config, vocabulary_of(planned.data))
-        objective.initialize(planned.config.train.seed)
-        result = fill_from_models(planned, objective, progress)
-        assert result is not None
-        objective.to(ranks.device)
     results = {
         "texts": texts,
         "sequences": sequences,
         "start": planned.start.description,
         "fresh": list(result.fresh),
         "added_tokens": result.added_tokens,
-        "before": _measure(objective, planned, ranks, progress, sequences, "before"),
+        "before": _measure(run.objective, planned, ranks, progress, sequences, "before"),
     }
     if ranks.writes:
         write_recorded(path.parent, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
@@ -196,7 +195,7 @@ def perplexity(metrics: Mapping[str, float]) -> float:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    hint = "remove it: the metrics before training are then measured again on the initial weights"
+    hint = "choose another --out"
     return read_record(path, _Adaptation, hint=hint) if path.is_file() else {}
 
 

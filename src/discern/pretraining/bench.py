@@ -31,18 +31,18 @@ from discern.config.layers import usual_vocabulary
 from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import NumericsError
 from discern.objectives.base import Objective, Phase, Vocabulary
-from discern.pretraining.run import check_shares, meta_objective, workload_of
+from discern.pretraining.run import check_shares, meta_objective
 from discern.progress import Progress, Silent
-from discern.training.compilation import shared_compilation
+from discern.training.compilation import choose_compilation, compile_encoders
 from discern.training.distributed import Ranks, join_ranks, lacks_memory, out_of_memory, peak_memory
 from discern.training.flops import Product, RecordProducts, executed_flops, fastest_product, record_products, shortest_time
 from discern.training.interrupt import StopRequest
-from discern.training.loop import compile_encoders, forward_backward, reduce_step_counts, setup_phase, update
+from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
-from discern.training.precision import autocast, raise_weights, shared_precision
+from discern.training.optimizer import clip_gradients
+from discern.training.precision import autocast, shared_precision
 from discern.training.prefetch import Feed, read_local_batch
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
-from discern.training.replica import num_shards
 from discern.training.schedule import learning_rate, step_sizes
 from discern.training.state import State, TrainContext
 
@@ -107,18 +107,18 @@ def bench(
     with join_ranks(device) as ranks:
         # Build
         check_shares(settings, ranks)
-        check_parameters(settings, synthetic_vocabulary(size), ranks.device, num_shards(train, ranks.world_size))
+        check_parameters(settings, synthetic_vocabulary(size), ranks.device, ranks.world_size)
         objective = build_objective(settings, synthetic_vocabulary(size))
         objective.initialize(train.seed)
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()
         tokens = (train.micro_batch_size or train.sequences_per_step // ranks.world_size) * settings.data.sequence_length
         precision = shared_precision(train.precision, ranks, settings.model, tokens)
-        compilation = shared_compilation(train.compile, ranks, replace(workload_of(settings, ranks, precision.name), steps=None))
+        compilation = choose_compilation(train.compile, ranks.device, None)
         if train.compile:
             listener.note(compilation.note)
         context = synthetic_context(settings, objective, ranks, size, fill, listener, _STEPS_OF_ROWS * train.sequences_per_step)
-        context = replace(context, precision=precision.name, compilation=compilation.mode)
+        context = replace(context, precision=precision.name, compiled=compilation.enabled)
 
         # Measure
         phases = objective.phases(train.max_steps)
@@ -138,7 +138,7 @@ def bench(
         return {
             "preset": preset,
             **description(settings, objective, context.precision, size, fill, ranks.world_size),
-            "compile": context.compilation,
+            "compile": context.compiled,
             "kernels": ranks.device.type == "cpu" and kernels.load_kernels().library is not None,
             "device": str(ranks.device),
             "device_name": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else processor_name(),
@@ -169,7 +169,8 @@ def time_training(context: TrainContext, phase: Phase, steps: int | None = None,
             local = feed.take(number)
             totals = reduce_step_counts(context, local, meter)
             means = forward_backward(context, replica, local, totals.counts, number)
-            allowed = guard.allow(StepCounters(number, 0, number, 0), replica.clip(optimizer.clip_norm), means)
+            norm = clip_gradients(replica.objective.parameters(), optimizer.clip_norm)
+            allowed = guard.allow(StepCounters(number, 0, number, 0), norm, means)
             update(replica.optimizer, learning_rate(optimizer, number, context.train.max_steps), allowed)
             return totals.tokens
 
@@ -179,7 +180,8 @@ def time_training(context: TrainContext, phase: Phase, steps: int | None = None,
 @torch.no_grad()
 def time_forward(context: TrainContext, steps: int | None, seconds: float) -> Timing:
     """Time the encoder that is exported by default, alone: uncorrupted rows, dropout off, as many rows as a micro-batch has."""
-    compile_encoders(context.compilation, context.objective)
+    if context.compiled:
+        compile_encoders(context.objective)
     context.objective.eval()
     rows = read_local_batch(context, 0).micro_batches[0][0].tokens
     tokens = int(context.ranks.sum([float(rows.attention_mask.sum())])[0])
@@ -408,7 +410,7 @@ def meta_step(context: TrainContext, phase: Phase, around: AbstractContextManage
     objective, rows = context.objective, context.train.sequences_per_step
     size = min(context.train.micro_batch_size or rows, rows)
     train = context.train.model_copy(update={"sequences_per_step": size, "micro_batch_size": None})
-    context = replace(context, train=train, ranks=Ranks(0, 1, META), sizes=None, compilation="off")
+    context = replace(context, train=train, ranks=Ranks(0, 1, META), sizes=None, compiled=False)
     ledger, state = MemoryLedger(), State(averaged=1)
     computed, updated = RecordProducts(), RecordProducts()
     with torch.random.fork_rng([]):
@@ -419,11 +421,10 @@ def meta_step(context: TrainContext, phase: Phase, around: AbstractContextManage
         replica = setup_phase(context, phase)
         optimizer = replica.optimizer
         optimizer.begin_moments()
-        state.masters = optimizer.masters
         if train.weight_average:
             replica.update_average(state)
         moments = [value for values in optimizer.state.values() for value in values.values()]
-        held = [*objective.parameters(), *objective.buffers(), *optimizer.masters.values(), *moments, *state.average.values()]
+        held = [*objective.parameters(), *objective.buffers(), *moments, *state.average.values()]
         for tensor in held:
             ledger.track(tensor)
 
@@ -446,12 +447,11 @@ def meta_step(context: TrainContext, phase: Phase, around: AbstractContextManage
             with computed:
                 means = forward_backward(context, replica, local, counts, 1)
             with updated:
-                norm = replica.clip(context.optimizer.clip_norm)
+                norm = clip_gradients(objective.parameters(), context.optimizer.clip_norm)
                 update(optimizer, rate, guard.allow(StepCounters(1, 0, 1, 1), norm, means))
                 if train.weight_average:
                     state.averaged = 2
                     replica.update_average(state)
-        raise_weights(objective, optimizer.masters)  # as the next phase expects them
     return MetaStep(round(computed.flops * rows / size) + updated.flops, ledger.peak)
 
 

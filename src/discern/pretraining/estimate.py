@@ -87,10 +87,7 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
 
 
 def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
-    warmup, average = config.optimizer.warmup_steps, average_warning(config.train, steps)
-    warnings = [] if average is None else [average]
-    if warmup > steps // 2:
-        warnings.append(f"optimizer.warmup_steps {warmup:,} is more than half of the {steps:,} steps: most of the run is warm-up")
+    warnings = list(filter(None, [average_warning(config.train, steps)]))
     if epochs > 100:
         warnings.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
     return warnings

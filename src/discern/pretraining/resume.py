@@ -27,7 +27,7 @@ Resume: TypeAlias = Literal["auto", "never", "must"]
 
 _MAY_CHANGE = """
     max_steps max_hours log_every_steps evaluate_every_steps evaluate_sequences checkpoint_every_steps keep_checkpoints
-    tensorboard tracker micro_batch_size gradient_checkpointing parallel shard_ranks
+    tensorboard tracker micro_batch_size gradient_checkpointing parallel
 """
 MAY_CHANGE = {f"train.{key}" for key in _MAY_CHANGE.split()}
 """Settings that may change when a run is resumed; any other change makes it another run."""
@@ -178,20 +178,16 @@ def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> Deca
     return DecayStart(run, record, config, contents)
 
 
-def decay_settings(
-    config: PretrainConfig, folder: Path, step: int, overrides: Sequence[str], may_change: set[str]
-) -> Resolved[PretrainConfig]:
+def decay_settings(config: PretrainConfig, folder: Path, step: int, overrides: Sequence[str]) -> Resolved[PretrainConfig]:
     """The settings of the decayed run: those of the run, with a decay of as many steps as the user asks for.
 
-    The number is `optimizer.decay_steps`, or `train.max_steps` less the steps so far, or that of which
-    `optimizer.decay_fraction` of the whole run is decay.
+    The number is `optimizer.decay_steps`, or that of which `optimizer.decay_fraction` of the whole run is decay.
 
     Args:
         config: settings of the run, or of the decayed run if that is resumed.
         folder: folder that they come from.
         step: step at which the decay begins.
         overrides: values of `--set`.
-        may_change: dotted keys that may differ from those of the run.
 
     Raises:
         ConfigError: a setting is invalid, or may not differ.
@@ -204,18 +200,10 @@ def decay_settings(
     # With a constant rate nothing is fitted to the length, which is not known yet.
     plain = resolve_pretrain_config(base | given | {"optimizer.schedule": Setting("constant", origin)}, may_end_early=True)
     optimizer, fraction = plain.config.optimizer, plain.config.optimizer.decay_fraction
-    if "train.max_steps" in given:
-        steps = plain.config.train.max_steps - step
-    elif optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):
+    if optimizer.decay_steps is not None and ("optimizer.decay_steps" in given or "optimizer.decay_fraction" not in given):
         steps = optimizer.decay_steps
     else:
-        steps = max(1, round(step * fraction / (1 - fraction))) if fraction < 1 else 0
-    if steps < 1 or ("optimizer.decay_steps" in given and optimizer.decay_steps != steps):
-        raise ConfigError(
-            f"the decay begins at step {step:,}, but optimizer.decay_steps {optimizer.decay_steps}, optimizer.decay_fraction "
-            f"{fraction:g} and train.max_steps {plain.config.train.max_steps:,} do not agree on its length",
-            hint="set optimizer.decay_steps alone: --set optimizer.decay_steps=1000",
-        )
+        steps = max(1, round(step * fraction / max(1 - fraction, 1e-9)))
     own = Origin("preset", f"decay from step {step}")
     changed = {
         "optimizer.schedule": "wsd",
@@ -223,11 +211,12 @@ def decay_settings(
         "train.max_steps": step + steps,
         "train.max_hours": NONE,
     }
-    settings: Settings = base | given | {key: Setting(value, own) for key, value in changed.items() if key not in given}
+    settings: Settings = base | given | {key: Setting(value, own) for key, value in changed.items()}
     resolved = resolve_pretrain_config(settings, may_end_early=True)
-    now = {key: value for key, value in flatten(resolved.config).items() if key in given}
-    before = {key: value for key, value in flatten(config).items() if key in now}
-    lines = _changes(before, now, (may_change | {"optimizer.decay_steps", "optimizer.decay_fraction"}) - {"train.max_hours"})
+    now = {key: value for key, value in flatten(plain.config).items() if key in given}
+    before = {key: value for key, value in (flatten(config) | {"train.max_steps": step + steps}).items() if key in now}
+    own_length = {"optimizer.decay_steps", "optimizer.decay_fraction"}
+    lines = _changes(before, now, (MAY_CHANGE | own_length) - {"train.max_steps", "train.max_hours"})
     if lines:
         raise ConfigError(
             "\n".join([f"a decay continues {folder} with its own settings, but these differ:", *lines]),

@@ -56,7 +56,6 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.models.unpadding import attention_path
 from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.resume import (
-    MAY_CHANGE,
     NEW_RUN,
     RECORD_KEY,
     DecayStart,
@@ -76,7 +75,7 @@ from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint
-from discern.training.compilation import Compilation, Workload, shared_compilation
+from discern.training.compilation import Compilation, choose_compilation
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, check_consistency, check_ranks, join_ranks
 from discern.training.flops import run_flops
@@ -84,11 +83,11 @@ from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_si
 from discern.training.loop import train
 from discern.training.metrics import TimeBudget, Work
 from discern.training.metrics_log import MetricsLog, check_trackers, read_metrics
-from discern.training.precision import Precision, check_weight_precision, shared_precision
+from discern.training.precision import Precision, shared_precision
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
 from discern.training.rank_environment import lock_patience
-from discern.training.replica import average_warning, num_shards
-from discern.training.schedule import step_sizes, unused_by_schedule
+from discern.training.replica import average_warning
+from discern.training.schedule import step_sizes
 from discern.training.state import BatchSource, State, TrainContext
 
 
@@ -250,13 +249,13 @@ def plan(
                 )
         if not resumes:
             decay = open_start(decay_from, opened, warn)
-            settings = decay_settings(decay.config, decay.run, decay.step, overrides, MAY_CHANGE)
+            settings = decay_settings(decay.config, decay.run, decay.step, overrides)
             return Plan(out, resume, settings, opened, decay=decay)
         began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
         if began is None or Path(began["run"]) != source.resolve() or step not in (None, began["step"]):
             what = "is not a decay of another run" if began is None else f"continues {began['run']} from step {began['step']:,}"
             raise ConfigError(f"{out} holds a run that {what}, not the one given to --decay-from", hint=NEW_RUN)
-        settings = decay_settings(read_written_config(out / CONFIG_FILE), out, began["step"], overrides, MAY_CHANGE)
+        settings = decay_settings(read_written_config(out / CONFIG_FILE), out, began["step"], overrides)
         return Plan(out, resume, settings, opened)
 
     # A run with random weights
@@ -334,11 +333,10 @@ def check(plan: Plan, ranks: Ranks) -> None:
     }
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_trackers(train.tracker, tensorboard=train.tensorboard),
-        lambda: check_weight_precision(train, ranks),
         lambda: check_shares(config, ranks),
         lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
         lambda: check_words(config, data),
-        lambda: check_parameters(config, vocabulary_of(data), ranks.device, num_shards(train, ranks.world_size)),
+        lambda: check_parameters(config, vocabulary_of(data), ranks.device, ranks.world_size),
         lambda: meta_objective(config, vocabulary_of(data)),
         lambda: refuse_another_run(plan.out, data, config, began) if plan.has_progress else _refuse_other_files(plan),
     )
@@ -358,12 +356,10 @@ def meta_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
     """The objective of a run with its networks on the meta device.
 
     Raises:
-        ConfigError: its parts don't fit together, or its phases do not fit into the steps of the run.
+        ConfigError: its parts don't fit together.
     """
     with torch.device("meta"):
-        objective = build_objective(config, vocabulary)
-    objective.phases(config.train.max_steps)
-    return objective
+        return build_objective(config, vocabulary)
 
 
 def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
@@ -374,11 +370,9 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
     """
     for size in step_sizes(config.train, config.data).segments:
         if size.rows % ranks.world_size:
-            what = f"train.sequences_per_step {size.rows}"
-            if config.train.batch_schedule or config.data.length_schedule:
-                what = f"the {size.rows} rows of {size.length} in an update of {size.rows * size.length:,} tokens"
             raise ConfigError(
-                f"{what} cannot be divided evenly among {ranks.world_size} processes",
+                f"the {size.rows} rows of {size.length} in an update (train.sequences_per_step, or the schedules) cannot be "
+                f"divided evenly among {ranks.world_size} processes",
                 hint=f"set a number of rows that is a multiple of {ranks.world_size}",
             )
 
@@ -441,7 +435,12 @@ def open_run(
     newest = "none" if contents is None else f"step {contents.step:,}"
     hint = "start all processes again: a network file system may show new files some seconds late"
     check_consistency(ranks, {"newest checkpoint": newest}, hint=hint, error=DataError)
-    warm_start = fill_from_models(plan, objective, progress) if contents is None else None
+    warm_start = None
+    if contents is None:
+        if plan.start is not None:
+            warm_start = fill(objective, plan.start, added_pieces(plan.start, plan.data))
+        if (source := config.objective.generator_source) is not None:
+            start_generator(objective, Path(source), plan.data.tokenizer_fingerprint, progress.note)
     began = plan.start_record()
     if resumes and RECORD_KEY in record:
         began[RECORD_KEY] = record[RECORD_KEY]
@@ -457,21 +456,21 @@ def open_run(
 
     # Choose precision and compilation
     precision = precision_of(plan, ranks, same_precision_as)
-    workload = workload_of(config, ranks, precision.name)
-    compilation = shared_compilation(config.train.compile, ranks, workload, record.get("arithmetic"))
+    steps = config.train.max_steps if config.train.max_hours is None else None
+    compilation = choose_compilation(config.train.compile, ranks.device, steps)
     run = Run(plan, objective, state, warm_start, start_norm, precision, compilation)
 
     # Claim the folder
     if ranks.writes:
         computed = arithmetic(ranks.device, precision.name, objective, ranks.world_size)
-        computed |= {"compile": compilation.mode} if config.train.compile else {}
+        computed |= {"compile": compilation.enabled} if config.train.compile else {}
         for line in _notes(run, ranks, record.get("arithmetic", computed), computed):
             progress.note(line)
         if is_run(out) and not resumes and (plan.resume == "never" or had_results(out)):
             progress.note(f"moved the earlier run to {folder.move_aside()}")
         folder.make()
         if contents is None or contents.step <= config.train.max_steps:  # else it is complete, and keeps its own configuration
-            entries = make_record(plan.data, objective, computed) | precision.record() | compilation.record() | began
+            entries = make_record(plan.data, objective, computed) | precision.record() | began
             fill_folder(out, config, entries, plan.data)
         if decay is not None:
             write_start(out, decay, config.train.keep_checkpoints)
@@ -480,36 +479,15 @@ def open_run(
     return run
 
 
-def fill_from_models(plan: Plan, objective: Objective, progress: Progress) -> WarmStartResult | None:
-    """Copy the weights of the models that a run starts from into an objective with the weights of its seed.
-
-    Returns how those of `plan.start` were used; None if the encoder starts from random weights.
-    """
-    result = None if plan.start is None else fill(objective, plan.start, added_pieces(plan.start, plan.data))
-    if (folder := plan.config.objective.generator_source) is not None:
-        start_generator(objective, Path(folder), plan.data.tokenizer_fingerprint, progress.note)
-    return result
-
-
 def precision_of(plan: Plan, ranks: Ranks, same_precision_as: Mapping[str, Any] | None = None) -> Precision:
     """Precision of the run: the one it started with, that of another run, or the faster one on this machine."""
     config, record = plan.config, plan.earlier_record
     if record:
         measured = record.get("precision_milliseconds")
         same_precision_as = {**record.get("arithmetic", {}), "precision_milliseconds": measured}
-    tokens = _rows_at_once(config, ranks) * config.data.sequence_length
+    rows = config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
+    tokens = rows * config.data.sequence_length
     return shared_precision(config.train.precision, ranks, config.model, tokens, same_precision_as)
-
-
-def workload_of(config: PretrainConfig, ranks: Ranks, precision: str) -> Workload:
-    """What the networks of a run compute in one forward pass."""
-    train, rows = config.train, _rows_at_once(config, ranks)
-    steps = None if train.max_hours is not None else train.max_steps
-    return Workload(config.model, rows, config.data.sequence_length, precision, steps, train.divides_weights(ranks.world_size))
-
-
-def _rows_at_once(config: PretrainConfig, ranks: Ranks) -> int:
-    return config.train.micro_batch_size or config.train.sequences_per_step // ranks.world_size
 
 
 def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data: TokenData) -> None:
@@ -542,14 +520,7 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
     before, computed = dict(before), dict(computed)
     notes = [f"{drop.key} = {drop.value} of the {drop.origin} does not apply: {drop.reason}" for drop in plan.settings.dropped]
 
-    # Settings without effect
-    for section, settings, unused in (
-        ("objective", config.objective, config.objective.without_effect()),
-        ("data", config.data, {k: v for k, v in config.data.without_effect().items() if f"data.{k}" in plan.user_set}),
-        ("optimizer", config.optimizer, unused_by_schedule(config.optimizer, plan.user_set)),
-    ):
-        for name, needed in unused.items():
-            notes.append(f"{section}.{name} = {getattr(settings, name)} has no effect: it needs {section}.{needed}")
+    notes += plan.settings.without_effect
     notes += notes_on_rows(plan.data, config)
 
     # What the run starts from
@@ -660,9 +631,9 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         header={"data_fingerprint": plan.data.fingerprint, "tokenizer_fingerprint": plan.data.tokenizer_fingerprint},
         health_monitor=HealthMonitor(quiet_steps, expected, run.start_norm),
         flops=run_flops(objective, train_config.max_steps, sizes),
-        time_budget=None if seconds is None else TimeBudget(seconds, clocked_work(plan), state.seconds),
+        time_budget=TimeBudget(seconds or 0.0, clocked_work(plan) if seconds else (), state.seconds),
         sizes=sizes,
-        compilation=run.compilation.mode,
+        compiled=run.compilation.enabled,
     )
     try:
         record = train(context, state)
@@ -677,13 +648,6 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
             progress.note(f"warning: {warning}")
         if state.step < train_config.max_steps and state.seconds >= seconds:
             progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
-        last = objective.phases(train_config.max_steps)[-1]
-        if last.begins and state.step <= last.begins:
-            progress.note(
-                f"warning: the time budget was used up after {state.step:,} steps; phase '{last.name}' begins after "
-                f"{last.begins:,}, so that phase has not been trained. To continue, run the same command with a larger "
-                "train.max_hours"
-            )
     return record
 
 

@@ -204,25 +204,17 @@ def _values(
 
 def _check_shapes(what: str, theirs: Mapping[str, Tensor], ours: Mapping[str, Tensor], source: Network, network: Network) -> None:
     """Raise a ConfigError if a network and its source differ in their settings, or the names or shapes of their parameters."""
-    shapes = [{name: tuple(value.shape) for name, value in values.items()} for values in (theirs, ours)]
-    differing = sorted(name for name in theirs.keys() | ours.keys() if shapes[0].get(name) != shapes[1].get(name))
-    if differing:
-        name = differing[0]
-        sizes = [f"{x.encoder.config.num_layers} layers of {x.encoder.config.hidden_size}" for x in (source, network)]
+    shapes = [{name: value.shape for name, value in values.items()} for values in (theirs, ours)]
+    there, here = _sizes(source), _sizes(network)
+    skipped = _SHOWN_BY_SHAPES if shapes[0] == shapes[1] else ()
+    unequal = [key for key in there if there[key] != here.get(key) and key not in skipped]
+    if unequal or shapes[0] != shapes[1]:
+        listed = [f"{key} is {there[key]} there and {here.get(key)} here" for key in unequal]
+        listed += [f"'{name}' has another shape" for name, shape in sorted(shapes[0].items()) if shapes[1].get(name) != shape][:1]
         raise ConfigError(
-            f"{what} ({sizes[0]}, embeddings of {source.encoder.embeddings.embedding_size}) does not fit the configured one "
-            f"({sizes[1]}, embeddings of {network.encoder.embeddings.embedding_size}): {len(differing)} weights differ, the "
-            f"first is {name}, of shape {shapes[0].get(name, 'absent')} in the model and {shapes[1].get(name, 'absent')} here",
+            f"{what} does not fit the configured one: {', '.join(listed)}",
             hint="leave out the settings of [model], and objective.generator, generator_size, generator_depth and tying, or set "
             "them to the values of that model",
-        )
-    settings = [part.encoder.config.fixed() for part in (source, network)]
-    unequal = [key for key, value in settings[0].items() if key not in _SHOWN_BY_SHAPES and value != settings[1].get(key)]
-    if unequal:
-        listed = ", ".join(f"{key} {settings[0][key]} there and {settings[1].get(key)} here" for key in unequal)
-        raise ConfigError(
-            f"{what} has weights of the same shapes but computes something else: {listed}",
-            hint=f"set [model] and objective.generator_size so that {', '.join(unequal)} are those of that model",
         )
 
 
@@ -469,9 +461,7 @@ def _model_sizes(start: ModelFolder, settings: Settings) -> Settings:
     Raises:
         InvalidConfigError: the user set other sizes.
     """
-    encoder = main_network(start).encoder
-    sizes = encoder.config.fixed() | {"embedding_size": encoder.embeddings.embedding_size}
-    problems = []
+    sizes, problems = _sizes(main_network(start)), []
     for key, size in ((f"model.{name}", size) for name, size in sizes.items()):
         setting = settings.get(key)
         if setting is not None and setting.origin.by_user and setting.value != size:

@@ -246,7 +246,7 @@ def load(path: Path, *, carry: bool = True) -> Contents:
     divided = check_files(path)
     state = read_record(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
     if divided:
-        from discern.training.sharded_checkpoint import read_sharded  # imports torch.distributed
+        from discern.training.sharding import read_sharded  # imports torch.distributed
 
         groups = {MODEL_FILE: dict[str, Tensor]()}
         for key, tensor in read_sharded(path).items():

@@ -46,7 +46,6 @@ class OptimizerConfig(Section):
         "as the released code does. 'constant': warm-up, then constant. 'wsd' (warm-up, stable, decay): warm-up, then constant, "
         "then decay to zero as 1 - sqrt(progress) over the last decay_fraction of the run.",
     )
-    decay_power: float = Field(1.0, gt=0, description="Power of the decay of 'linear' and 'released': 1 is linear.")
     decay_fraction: float = Field(
         0.2, gt=0, le=1, description="Fraction of the run over which 'wsd' decays. Haegele et al. 2024: 0.1 to 0.2."
     )
@@ -65,6 +64,9 @@ class OptimizerConfig(Section):
     layer_decay_gap: bool = Field(
         False, description="Count a layer between the heads and the top layer, although there is none, as in the released code."
     )
+
+    def unread(self) -> dict[str, str]:
+        return {} if self.schedule == "wsd" else dict.fromkeys(("decay_steps", "decay_fraction"), "schedule = 'wsd'")
 
 
 class TrainConfig(Section):
@@ -115,27 +117,16 @@ class TrainConfig(Section):
         description="Precision of the forward pass: bfloat16 is autocast, weights stay float32. "
         "auto: bfloat16 if it is faster; on a CPU both are timed when the run begins, and run.json keeps the choice.",
     )
-    weight_precision: Literal["float32", "bfloat16", "bfloat16-masters"] = Field(
-        "float32",
-        description="Precision in which linear layers and embeddings are stored while they are trained. 'bfloat16': they take "
-        "half the memory; updates are computed in float32 and rounded stochastically (up or down at random), so that small ones "
-        "count on average. 'bfloat16-masters': float32 copies are updated beside bfloat16 weights. Both need precision = "
-        "'bfloat16'.",
-    )
-    parallel: Literal["ddp", "fsdp", "hsdp"] = Field(
+    parallel: Literal["ddp", "fsdp"] = Field(
         "ddp",
         description="How several processes share the work. Each computes with its part of the rows. 'ddp': each has the whole "
-        "model. 'fsdp': weights, gradients and moments are divided among all of them (FSDP2). 'hsdp': they are divided among the "
-        "processes of a group, and each group has the whole model. Without dropout, the results are those of one process, up to "
-        "rounding.",
-    )
-    shard_ranks: int | None = Field(
-        None, ge=2, description="Number of processes in a group of 'hsdp' (default: the processes of one machine)."
+        "model. 'fsdp': weights, gradients and moments are divided among them (FSDP2). Without dropout, the results are those of "
+        "one process, up to rounding.",
     )
     compile: bool | Literal["auto"] = Field(
         False,
-        description="Compile the networks with torch.compile. auto: if that is faster; on a GPU it is timed when the run begins, "
-        "and run.json keeps the choice; on a CPU they are not compiled. If the compiler fails, the run continues without it.",
+        description="Compile the networks with torch.compile. auto: on a GPU, unless the run has fewer than 1,000 steps. If the "
+        "compiler fails, the run continues without it.",
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass, which saves memory and costs time."
@@ -148,16 +139,7 @@ class TrainConfig(Section):
 
     def divides_weights(self, processes: int) -> bool:
         """Whether no single process has the whole model while it is trained."""
-        return self.parallel != "ddp" and processes > 1
-
-    @model_validator(mode="after")
-    def _weights_suit(self) -> TrainConfig:
-        if self.weight_precision != "float32" and self.precision != "bfloat16":
-            raise ValueError(
-                f"weight_precision '{self.weight_precision}' needs matrix products in bfloat16, but precision is "
-                f"'{self.precision}'; set train.precision=bfloat16"
-            )
-        return self
+        return self.parallel == "fsdp" and processes > 1
 
     @model_validator(mode="after")
     def _batch_grows(self) -> TrainConfig:

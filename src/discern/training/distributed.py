@@ -371,9 +371,8 @@ def check_consistency(
         differing = [name for name in sorted(first.keys() | other.keys()) if first.get(name) != other.get(name)]
         if differing:
             lines = [f"  {name}: {first.get(name)} in process 0, {other.get(name)} in process {rank}" for name in differing]
-            more = [f"  and {len(differing) - _SHOWN} more"] if len(differing) > _SHOWN else []
             title = f"process {rank} on {other_host} differs from process 0 on {host}:"
-            raise error("\n".join([title, *lines[:_SHOWN], *more]), hint=hint)
+            raise error("\n".join([title, *lines[:_SHOWN]]), hint=hint)
 
 
 def peak_memory(device: torch.device) -> int:

@@ -26,7 +26,7 @@ from discern.models.base import Encoder
 from discern.models.flops import module_flops
 from discern.models.heads import LanguageHead, TiedLMHead
 from discern.models.unpadding import Unpadding
-from discern.objectives.base import ForwardPass, Objective, Phase
+from discern.objectives.base import ForwardPass, Objective, Phase, predicts_words
 from discern.training.schedule import StepSizes
 
 # Operations per element.
@@ -154,7 +154,7 @@ def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: 
             for tower in _towers(part.network.encoder)
         ]
         head = towers[0].binary_head
-        if part.predicts_words:
+        if predicts_words(part.network):
             words = next(module for module in part.network.head.modules() if isinstance(module, LanguageHead))
             if isinstance(words, TiedLMHead):
                 head = towers[0].vocabulary_softmax
@@ -232,15 +232,6 @@ class PaperTransformer:
     def body(self) -> float:
         """Forward pass of embeddings and layers, per token."""
         return self.embedding + self.num_layers * self.layer
-
-    def training(self, head: float, sequences: float) -> float:
-        """Forward and backward passes of all rows.
-
-        Args:
-            head: FLOPs of the forward pass of the head, per token.
-            sequences: total number of rows: batch size times steps.
-        """
-        return 2 * (self.body + head) * self.sequence_length * sequences
 
 
 @dataclass(frozen=True)
@@ -331,19 +322,12 @@ def attention_products(
 def record_products(objective: Objective, run: Callable[[], object]) -> Counter[Product]:
     """Record the matrix products that the networks of an objective execute in `run`.
 
-    Products inside an attention kernel cannot be recorded; they are added according to their shapes.
+    Products of attention within spans of tokens, by a kernel, cannot be recorded; they are added according to their shapes.
     """
-    mode, before = RecordProducts(), 0
+    mode = RecordProducts()
 
-    def batched() -> int:
-        return sum(count for product, count in mode.products.items() if product.batch)
-
-    def begin(module: SelfAttention, args: tuple[Tensor, Unpadding]) -> None:
-        nonlocal before
-        before = batched()
-
-    def end(module: SelfAttention, args: tuple[Tensor, Unpadding], result: Tensor) -> None:
-        if batched() != before:
+    def attended(module: SelfAttention, args: tuple[Tensor, Unpadding], result: Tensor) -> None:
+        if (offsets := args[1].offsets) is None:
             return
 
         def add(*, backward: bool) -> None:
@@ -352,16 +336,13 @@ def record_products(objective: Objective, run: Callable[[], object]) -> Counter[
                     attention_products(count * module.num_heads, length, length, size, size, result.dtype, backward=backward)
                 )
 
-        size, offsets = result.shape[-1] // module.num_heads, args[1].offsets
-        spans = Counter([result.shape[1]] * result.shape[0] if offsets is None else offsets.diff().tolist())
+        size, spans = result.shape[-1] // module.num_heads, Counter(offsets.diff().tolist())
         add(backward=False)
         if result.requires_grad:
             # Counted when the backward pass runs: the recomputation of gradient checkpointing has none of its own.
             result.register_hook(lambda _: add(backward=True))  # type: ignore[no-untyped-call]
 
-    attentions = [module for module in objective.modules() if isinstance(module, SelfAttention)]
-    hooks = [module.register_forward_pre_hook(begin) for module in attentions]
-    hooks += [module.register_forward_hook(end) for module in attentions]
+    hooks = [part.register_forward_hook(attended) for part in objective.modules() if isinstance(part, SelfAttention)]
     try:
         # Compiled code would hide its products.
         with torch.compiler.set_stance("force_eager"), mode:

@@ -1,8 +1,8 @@
 """The training loop: load a batch, forward and backward, update; then save, evaluate and log.
 
 Pre-training and fine-tuning both use it, with different objectives. `train_steps` is the loop; below it are its parts, in the
-order of the calls. What only some runs need is behind two objects: the replica (ranks, sharded weights, weights in low precision,
-moving average) and the meter (means, throughput and shares of the time).
+order of the calls. What only some runs need is behind two objects: the replica (ranks, sharded weights, moving average) and the
+meter (means, throughput and shares of the time).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from torch import Tensor
 from discern.corruption.randomness import key_of
 from discern.diagnosis.health import embedding_norm
 from discern.errors import CheckpointError, DataError, DiscernError, NumericsError, RanksError
-from discern.objectives.base import Objective, Phase
+from discern.objectives.base import Phase
 from discern.storage.files import write_text
 from discern.training import evaluation
-from discern.training.compilation import Mode, compile_networks, eager_evaluation
+from discern.training.compilation import eager_evaluation
 from discern.training.distributed import lacks_memory, out_of_memory, peak_memory
 from discern.training.interrupt import agree_to_stop
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
 from discern.training.metrics_log import add_held_out
-from discern.training.optimizer import Optimizer, counts_by_rule, counts_text
-from discern.training.precision import autocast, emulation_warning, lower_weights, raise_weights
+from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text
+from discern.training.precision import autocast, emulation_warning
 from discern.training.prefetch import Feed, LocalBatch
 from discern.training.replica import Replica, average_warning, averaged, build_replica
 from discern.training.schedule import learning_rate
@@ -67,16 +67,11 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
     devices = [ranks.device] if ranks.device.type == "cuda" else []
     try:
         with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
-            if state.pending is not None:  # what a killed session may have written is written again
-                state.masters = lower_weights(objective, context.train.weight_precision)  # the best weights may be saved
-                held_out = evaluate(context, state, lambda: state.optimizer) if state.pending["evaluates"] else {}
-                record = log(context, state, held_out)
-                raise_weights(objective, state.masters)
-                state.masters = {}
             for phase in objective.phases(context.train.max_steps):
-                if state.step < first + phase.steps and not state.finished:
+                end = first + phase.steps
+                if (state.step < end and not state.finished) or (state.step <= end and state.pending is not None):
                     record = train_phase(context, state, phase, first, reader) or record
-                first += phase.steps
+                first = end
     except RuntimeError as problem:
         if not lacks_memory(problem):
             raise
@@ -97,9 +92,6 @@ def train_phase(context: TrainContext, state: State, phase: Phase, first: int, r
         if not isinstance(problem, CheckpointError | RanksError):  # of a write that failed, or needs a rank that is gone
             replica.complete_write()
         raise
-    finally:
-        raise_weights(context.objective, state.masters)
-        state.masters = {}
 
 
 def train_steps(
@@ -107,16 +99,18 @@ def train_steps(
 ) -> dict[str, Any]:
     """The steps of `train_phase`. This is the loop."""
     settings, ranks, last = context.train, context.ranks, first + phase.steps
-    # Continue where an earlier session stopped.
-    state.masters = replica.optimizer.masters
-    replica.begin_average(state)
+    # Continue where an earlier session stopped. What it may have written of its last record is written again.
     if state.step > first or not phase.fresh_optimizer:
-        replica.load_moments(state.optimizer, state.updates)
+        replica.optimizer.load_tensors(state.optimizer, state.updates)
+    record: dict[str, Any] = {}
+    if state.pending is not None:
+        replica.gather_full_state(state)
+        record = log(context, state, evaluate(context, state, replica.optimizer.tensors) if state.pending["evaluates"] else {})
+        replica.release_full_state()
     interval = state.interval if state.step > first else None  # means in the log are taken over steps of one phase only
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(ranks.device)), {}
     guard = NonFiniteGuard(ranks, partial(_stop_at_nonfinite, context, state, replica))
     feed, started = Feed(context, reader, state.step), state.step
-    record: dict[str, Any] = {}
 
     @contextmanager
     def saves_first() -> Iterator[None]:
@@ -140,10 +134,10 @@ def train_steps(
         totals = reduce_step_counts(context, local, meter)
 
         # Forward and backward, micro-batch by micro-batch.
-        if context.changes_size(state.step):
+        if context.sizes is not None and context.sizes.changes_at(state.step):
             replica.objective.reset_memory()
         means = forward_backward(context, replica, local, totals.counts, state.step)
-        norm = replica.clip(context.optimizer.clip_norm)
+        norm = clip_gradients(replica.objective.parameters(), context.optimizer.clip_norm)
 
         # Update, unless the gradient is not finite. A GPU decides that by itself, so that the host need not wait for it.
         allowed = guard.allow(StepCounters(state.step, state.tokens, state.updates, state.averaged), norm, means)
@@ -155,7 +149,7 @@ def train_steps(
         if settings.weight_average:
             state.averaged += 1
             replica.update_average(state)
-        if context.compilation != "off" and state.step == started + 1:
+        if context.compiled and state.step == started + 1:
             meter.begin_again()
         state.seconds = meter.seconds()
         meter.add(means, totals.tokens)
@@ -170,7 +164,7 @@ def train_steps(
         if ranks.reads_freely or logs or saves:
             guard.check()
             meter.read(ranks)
-        shown = {"loss": f"{meter.last['loss']:.3f}"} if meter.last else {}
+        shown = {"loss": meter.shown_loss} if meter.shown_loss else {}
         context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
 
         # Save, evaluate, log. The checkpoint comes first and holds the pending record: an evaluation that fails, or a kill while
@@ -182,8 +176,7 @@ def train_steps(
             state.pending = {"line": _record(context, state, meter, rate, float(norm)), "evaluates": evaluates}
             meter.restart()
             state.interval = {}
-            if context.time_budget is not None:
-                context.time_budget.done("log", meter.seconds())
+            context.time_budget.done("log", meter.seconds())
         if saves:
             state.interval = meter.interval()
             with _timed(context, meter, "checkpoint"):
@@ -191,7 +184,7 @@ def train_steps(
         # A user who interrupts a run does not want to wait for an evaluation; the resumed run does it instead.
         if logs and not (evaluates and state.interrupted):
             with saves_first(), _timed(context, meter, "evaluate" if evaluates else None):
-                record = log(context, state, evaluate(context, state, replica.moments) if evaluates else {})
+                record = log(context, state, evaluate(context, state, replica.optimizer.tensors) if evaluates else {})
             if state.finished and not saves:  # the evaluation used up the patience
                 state.interval = meter.interval()
                 replica.save(state)
@@ -199,7 +192,7 @@ def train_steps(
             replica.release_full_state()
     replica.close()
     replica.gather_full_state(state)
-    state.optimizer = dict(replica.moments())
+    state.optimizer = replica.optimizer.tensors()
     return record
 
 
@@ -217,12 +210,7 @@ def setup_phase(context: TrainContext, phase: Phase) -> Replica:
     for name in phase.holds:
         for part in objective.networks()[name].parts():
             part.requires_grad_(False)
-    return build_replica(context, partial(compile_encoders, context.compilation))
-
-
-def compile_encoders(compilation: Mode, objective: Objective) -> None:
-    """Compile the encoders if the run asks for it."""
-    compile_networks((network.encoder for network in objective.networks().values()), compilation)
+    return build_replica(context)
 
 
 @dataclass(frozen=True)
@@ -253,7 +241,7 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
     tokens = sum(batch.num_tokens for batch, _ in local.micro_batches)
     # Only rank 0 reads the clock: with clocks of their own, ranks would stop after different steps.
     seconds = meter.seconds() if context.ranks.writes else 0.0
-    due = context.time_budget.due(seconds) if context.time_budget is not None and context.ranks.writes else set()
+    due = context.time_budget.due(seconds) if context.ranks.writes else set()
     kinds: tuple[Work, ...] = ("log", "evaluate", "checkpoint")
     facts = [tokens, seconds, context.stop.requested, *(kind in due for kind in kinds)]
     totals = context.ranks.sum([float(value) for value in (*counts.values(), *facts)])
@@ -271,10 +259,8 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
     """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
     # Sums in float64 on the device: the host learns them when it reads them.
-    losses: dict[str, Any] = defaultdict(float)
-    metrics: dict[str, Any] = defaultdict(float)
+    sums: dict[str, Any] = defaultdict(float)
     statistics: dict[str, Any] = defaultdict(float)
-    metric_counts: dict[str, int] = defaultdict(int)
     for number, (batch, randomness) in enumerate(local.on_device):
         # Dropout follows from seed, step, micro-batch and rank, so a resumed run drops the same elements.
         torch.manual_seed(key_of(context.train.seed, "dropout", step, number, ranks.rank))
@@ -284,21 +270,17 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
             loss = sum(term.total * (term.weight / max(counts[name], 1)) for name, term in output.terms.items())
             # Gradients are averaged over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
-        for name, term in output.terms.items():
-            losses[name] = losses[name] + term.total.detach().double()
-        for name, mean in output.metrics.items():
-            metrics[name] = metrics[name] + mean.total.detach().double()
-            metric_counts[name] += mean.count
+        for name, term in (output.terms | output.metrics).items():
+            sums[name] = sums[name] + term.total.detach().double()
         for name, statistic in context.objective.step_statistics(output).items():
             statistics[name] = statistics[name] + statistic
-    replica.finish_gradients()
-    replica.update_state(step, {name: ranks.sum_tensor(statistic) for name, statistic in statistics.items()})
-    # Means over all ranks: each rank has its share of them, and the hosts know the counts.
-    means = {name: losses[name] / max(count, 1) for name, count in counts.items()}
-    all_counts = ranks.sum([float(count) for count in metric_counts.values()]) if metric_counts else []
-    logged = {name: total / max(count, 1) for (name, total), count in zip(metrics.items(), all_counts, strict=True)}
-    total_loss = sum(output.terms[name].weight * mean for name, mean in means.items())
-    shares = {"loss": total_loss, **{f"{name}_loss": mean for name, mean in means.items()}, **logged}
+    totals = {name: ranks.sum_tensor(statistic) for name, statistic in statistics.items()}
+    for objective in {context.objective, replica.objective}:  # of sharded weights, the first corrupts the rows
+        objective.update_state(step, totals)
+    # This rank's shares of the means over all ranks, as the counts are those of all ranks
+    means = {name: sums[name] / max(count, 1) for name, count in counts.items()}
+    shares = {"loss": sum(term.weight * means[name] for name, term in output.terms.items())}
+    shares |= {name if name in output.metrics else f"{name}_loss": mean for name, mean in means.items()}
     return StepMeans(tuple(shares), torch.stack([torch.as_tensor(value) for value in shares.values()]))
 
 
@@ -318,7 +300,7 @@ def evaluate(context: TrainContext, state: State, moments: Moments) -> dict[str,
     """
     assert context.heldout is not None
     examples = evaluation.ExampleRows()
-    with averaged(context.objective, state.average), eager_evaluation(context.compilation):
+    with averaged(context.objective, state.average), eager_evaluation(context.compiled):
         metrics = evaluation.evaluate(
             context.objective,
             context.heldout,
@@ -420,7 +402,7 @@ def _timed(context: TrainContext, meter: StepMeter, kind: Work | None) -> Iterat
     begin = time.perf_counter()
     with meter.paused():
         yield
-    if context.time_budget is not None and kind is not None:
+    if kind is not None:
         context.time_budget.done(kind, meter.seconds(), time.perf_counter() - begin)
 
 
@@ -441,7 +423,7 @@ def _stop_at_nonfinite(
     folder, examples = context.folder / "debug", context.rows_of(state.step)
     kept = f"the weights before the update are in {folder}"
     try:
-        save_checkpoint(context, state, replica.moments, folder)
+        save_checkpoint(context, state, replica.optimizer.tensors, folder)
         if context.ranks.writes:
             details = {"step": state.step, "examples": [examples.start, examples.stop], "losses": losses}
             write_text(folder / "failure.json", json.dumps(details, indent=1) + "\n")

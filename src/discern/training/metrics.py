@@ -196,7 +196,7 @@ class StepMeter:
         self._offset = seconds
         self._device, self._shows_waits = device, False
         self._begin = self._since = time.perf_counter()
-        self.last: dict[str, float] = {}
+        self.shown_loss = ""
         self.restart()
         if interval:
             self._sums.update(interval["sums"])
@@ -215,7 +215,7 @@ class StepMeter:
     def restart(self) -> None:
         """Begin a new interval. What was not read is dropped."""
         self._sums: dict[str, float] = {}
-        self._unread: tuple[Tensor, StepMeans] | None = None
+        self._unread: StepMeans | None = None
         self._steps = 0
         self._tokens = 0
         self._waited = 0.0
@@ -225,20 +225,16 @@ class StepMeter:
         """Add one step. Its means stay on the device until `read`."""
         if self._device is not None:
             self._device.end()
-        self._unread = (means.shares if self._unread is None else self._unread[0] + means.shares), means
+        self._unread = StepMeans(means.names, means.shares if self._unread is None else self._unread.shares + means.shares)
         self._steps += 1
         self._tokens += tokens
 
     def read(self, ranks: Ranks) -> None:
         """Read what was added. Waits for the device."""
-        if self._unread is None:
-            return
-        shares, means = self._unread
-        self._unread = None
-        self.last = means.read(ranks)
-        sums = self.last if shares is means.shares else StepMeans(means.names, shares).read(ranks)
-        for name, value in sums.items():
-            self._sums[name] = self._sums.get(name, 0.0) + value
+        if self._unread is not None:
+            for name, value in self._unread.read(ranks).items():
+                self._sums[name] = self._sums.get(name, 0.0) + value
+            self._unread, self.shown_loss = None, f"{self.means()['loss']:.3f}"
 
     def interval(self) -> dict[str, Any]:
         """The current interval as plain JSON, from which a resumed run continues it; of what was read."""

@@ -18,6 +18,7 @@ from discern.errors import CheckpointError, ConfigError, DataError
 from discern.parsing import is_number, json_value
 from discern.storage.checksums import forget_checksums, record_checksums, verify
 from discern.storage.files import write_text
+from discern.wording import counted
 
 METRICS_FILE = "metrics.jsonl"
 EXAMPLES_FILE = "examples.jsonl"
@@ -122,8 +123,8 @@ def read_records(path: Path, warn: Callable[[str], None] | None = None) -> list[
     # After the last line break there is nothing, or a line that a kill cut short.
     damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]
     if damaged and warn is not None:
-        count = "1 line is" if len(damaged) == 1 else f"{len(damaged)} lines are"
-        warn(f"{path}: {count} damaged and left out, the first is line {damaged[0]}: expected a JSON object with a step")
+        lines_out = counted(len(damaged), "damaged line")
+        warn(f"{path}: left out {lines_out}, the first is line {damaged[0]}: expected a JSON object with a step")
     return [record for record in found if record is not None]
 
 

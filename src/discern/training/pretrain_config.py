@@ -152,14 +152,12 @@ _POINTS = (
     "data.length_schedule",
     "objective.mask_probability_steps",
     "objective.temperature_steps",
-    "objective.generator_weight_schedule",
-    "objective.discriminator_weight_schedule",
     "objective.freeze_generator_at",
-    "objective.freeze_discriminator_at",
     "objective.generator_warmup_steps",
+    "objective.two_stage_steps",
 )
 """Settings that are points in a run, or lists of points with values."""
-_BEFORE_THE_END = ("warmup_steps", "freeze_generator_at", "freeze_discriminator_at")
+_BEFORE_THE_END = ("warmup_steps", "freeze_generator_at", "two_stage_steps")
 """Names of those after which steps have to follow; the others may be the end of the run."""
 
 
@@ -209,6 +207,8 @@ def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: 
     started = {} if earlier is None else flatten(earlier)
     for key in _POINTS:
         value = work.value(key)
+        if key == "objective.two_stage_steps" and work.value("objective.algorithm") != "two-stage":
+            continue  # its default is a fraction
         resolved = to_steps(value, steps)
         if resolved != value:
             if hours is not None and not key.startswith("optimizer."):

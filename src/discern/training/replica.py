@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from discern.errors import ConfigError
-from discern.objectives.base import Objective
 from discern.training.checkpoint import model_tensors
+from discern.training.compilation import compile_encoders
 from discern.training.config import TrainConfig
-from discern.training.optimizer import Optimizer, clip_gradients, parameter_groups
-from discern.training.precision import full_weights, lower_weights
-from discern.training.rank_environment import rank_environment
+from discern.training.optimizer import Optimizer, parameter_groups
 from discern.training.state import State, TrainContext, save_checkpoint
-
-Prepare = Callable[[Objective], None]
-"""Compiles the networks of an objective, if the run asks for it."""
 
 
 class Replica:
-    """The whole objective on this rank. Several ranks average their gradients by DistributedDataParallel, or with weights in
-    bfloat16, whose gradients it would add up in bfloat16, after the last micro-batch by themselves.
+    """The whole objective on this rank; several ranks average their gradients by DistributedDataParallel.
 
     Args:
         context: of the run; the phase has frozen what it does not train.
-        prepare: called with the objective before its weights are sharded or replicated.
 
     Attributes:
         objective: whose parameters are trained.
@@ -39,59 +30,26 @@ class Replica:
 
     model: nn.Module
 
-    def __init__(self, context: TrainContext, prepare: Prepare) -> None:
+    def __init__(self, context: TrainContext) -> None:
         self._context, self.objective, ranks = context, context.objective, context.ranks
-        prepare(self.objective)
-        averages = ranks.world_size > 1 and context.train.weight_precision != "float32"
-        if averages:
-            for tensor in model_tensors(self.objective).values():
-                dist.broadcast(tensor, 0)  # as DistributedDataParallel does
-        masters = lower_weights(self.objective, context.train.weight_precision)
+        if context.compiled:
+            compile_encoders(self.objective)
         self.model = self.objective
-        if ranks.world_size > 1 and not averages:
+        if ranks.world_size > 1:
             ids = [ranks.device.index] if ranks.device.type == "cuda" else None
             self.model = DistributedDataParallel(self.objective, device_ids=ids)
-        groups = parameter_groups(self.objective, context.optimizer, context.precision)
-        self.optimizer = Optimizer(groups, context.optimizer, masters, context.train.seed)
-        self._set_names(list(self.objective.parameters()) if averages else [])
-
-    def _set_names(self, unsynchronized: list[nn.Parameter]) -> None:
-        """Keep the parameters by name, and those whose gradients torch does not exchange."""
-        self._names = {parameter: name for name, parameter in self.objective.named_parameters()}
-        self._unsynchronized = unsynchronized
-
-    def load_moments(self, moments: Mapping[str, Tensor], updates: int) -> None:
-        """Continue from moments by parameter name; those of parameters that are not trained now are left out."""
-        frozen = {name for parameter, name in self._names.items() if not parameter.requires_grad}
-        used = {key: value for key, value in moments.items() if key.rpartition(".")[0] not in frozen}
-        self.optimizer.load_tensors(used, self._names, updates)
-
-    def begin_average(self, state: State) -> None:
-        """Take over the moving average of an earlier session."""
+        self.optimizer = Optimizer(parameter_groups(self.objective, context.optimizer, context.precision), context.optimizer)
 
     def backward(self, *, last: bool) -> AbstractContextManager[object]:
         """A context for the forward and backward pass of a micro-batch. Ranks exchange gradients in the `last` one of a step."""
         return self.model.no_sync() if isinstance(self.model, DistributedDataParallel) and not last else nullcontext()
 
-    def finish_gradients(self) -> None:
-        """Exchange the gradients that torch has not exchanged."""
-        average_over_ranks([parameter.grad for parameter in self._unsynchronized if parameter.grad is not None])
-
-    def clip(self, limit: float) -> Tensor:
-        """Scale the gradients so that their norm over all ranks is at most `limit` (0: no limit). Return the norm before."""
-        return clip_gradients(self.objective.parameters(), limit)
-
-    def update_state(self, step: int, sums: Mapping[str, Tensor]) -> None:
-        """`Objective.update_state`."""
-        self.objective.update_state(step, sums)
-
     def update_average(self, state: State) -> None:
         """Add the present weights to the moving average of the state."""
-        weights = full_weights(self.objective, state.masters)
-        update_average(state.average, weights, self._context.train.weight_average, state.averaged)
+        update_average(state.average, model_tensors(self.objective), self._context.train.weight_average, state.averaged)
 
     def gather_full_state(self, state: State) -> None:
-        """Gather weights, moments and average on every rank, for a checkpoint or an evaluation of the run's objective."""
+        """Gather weights and average on every rank, for a checkpoint or an evaluation of the run's objective."""
 
     def release_full_state(self) -> None:
         """Free the memory that `gather_full_state` used, before the next step."""
@@ -102,7 +60,7 @@ class Replica:
         Raises:
             CheckpointError: it, or the one before, could not be written.
         """
-        save_checkpoint(self._context, state, self.moments)
+        save_checkpoint(self._context, state, self.optimizer.tensors)
 
     def complete_write(self) -> None:
         """Wait until this rank has written its part of the pending checkpoint.
@@ -117,18 +75,6 @@ class Replica:
         Raises:
             CheckpointError: it could not be written.
         """
-
-    def moments(self) -> Mapping[str, Tensor]:
-        """The optimizer's moments by parameter name, after `gather_full_state`."""
-        return self.optimizer.tensors(self._names)
-
-
-def average_over_ranks(gradients: Sequence[Tensor]) -> None:
-    """Replace gradients by their means over all ranks, which have them in the same order."""
-    for exchange in [dist.all_reduce(gradient, async_op=True) for gradient in gradients]:
-        exchange.wait()
-    if gradients:
-        torch._foreach_div_(list(gradients), dist.get_world_size())
 
 
 @torch.no_grad()
@@ -184,28 +130,10 @@ def average_warning(train: TrainConfig, steps: int) -> str | None:
     )
 
 
-def num_shards(train: TrainConfig, world_size: int) -> int:
-    """Number of ranks that the weights are sharded among; 1 if they are not.
-
-    Raises:
-        ConfigError: with 'hsdp', the ranks cannot be divided into at least two equal groups of at least two.
-    """
-    if world_size == 1 or train.parallel != "hsdp":
-        return world_size if train.parallel == "fsdp" else 1
-    size = train.shard_ranks or rank_environment().local_world_size
-    if world_size % size or size in (1, world_size):
-        raise ConfigError(
-            "train.parallel is 'hsdp', which needs at least two equal groups of at least two processes; "
-            f"found {world_size} processes, in groups of {size}",
-            hint="set train.shard_ranks (by default the processes of this machine), or --set train.parallel=fsdp",
-        )
-    return size
-
-
-def build_replica(context: TrainContext, prepare: Prepare) -> Replica:
+def build_replica(context: TrainContext) -> Replica:
     """What this rank trains, by `train.parallel` and the number of ranks."""
     if not context.train.divides_weights(context.ranks.world_size):
-        return Replica(context, prepare)
+        return Replica(context)
     from discern.training.sharding import ShardedReplica  # imports torch.distributed.fsdp
 
-    return ShardedReplica(context, prepare)
+    return ShardedReplica(context)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from discern.config.schedule import ScheduleSegment, SizeSchedule, to_step, to_steps
@@ -35,7 +35,7 @@ def learning_rate(config: OptimizerConfig, step: int, length: int, time_used: fl
     warmup, by_time = max(warmup_steps, 1), (time_used or 0.0) / _LONGEST_WARMUP
     if config.schedule == "released":
         rise = min(1.0, max(step / warmup, by_time))
-        return float(config.learning_rate * rise * (1 - done) ** config.decay_power)
+        return float(config.learning_rate * rise * (1 - done))
     rise = min(1.0, max((step + 1) / warmup, by_time))
     if config.schedule == "constant":
         return config.learning_rate * rise
@@ -50,7 +50,7 @@ def learning_rate(config: OptimizerConfig, step: int, length: int, time_used: fl
     # The decay begins where the warm-up ends. Under a time budget that fraction of the run is unknown, so it begins at once.
     warm = min(warmup_steps / length, 1.0) if time_used is None else 0.0
     fall = min(1.0, (1 - done) / (1 - warm)) if warm < 1 else 1.0
-    return float(config.learning_rate * rise * fall**config.decay_power)
+    return float(config.learning_rate * rise * fall)
 
 
 def decay_length(config: OptimizerConfig, length: int) -> int:
@@ -65,25 +65,6 @@ def overlap(config: OptimizerConfig, length: int) -> str | None:
     if config.schedule != "wsd" or length == 1 or warmup + decay <= length:
         return None
     return f"a warm-up of {warmup:,} steps and a decay of {decay:,} need more than the {length:,} steps of train.max_steps"
-
-
-def unused_by_schedule(config: OptimizerConfig, user_set: Container[str]) -> dict[str, str]:
-    """Names of settings that were given although they have no effect, with the setting that they need.
-
-    Args:
-        user_set: dotted keys that the user set.
-    """
-    users = {"decay_steps": ("wsd",), "decay_fraction": ("wsd",), "decay_power": ("linear", "released")}
-    unused = {
-        name: "schedule " + " or ".join(f"'{schedule}'" for schedule in schedules)
-        for name, schedules in users.items()
-        if config.schedule not in schedules and getattr(config, name) != OptimizerConfig.model_fields[name].default
-    }
-    # A decay from a run has steps of its own beside the fraction of that run.
-    both = "optimizer.decay_steps" in user_set and "optimizer.decay_fraction" in user_set
-    if config.schedule == "wsd" and config.decay_steps is not None and both:
-        unused["decay_fraction"] = "decay_steps 'none'"
-    return unused
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,13 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
-from torch.nn import Parameter
 
 from discern.data.batching.stream import Integers
 from discern.diagnosis.health import HealthMonitor
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training import checkpoint
-from discern.training.checkpoint import Contents
-from discern.training.compilation import Mode
+from discern.training.checkpoint import Contents, model_tensors
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
 from discern.training.evaluation import HeldoutRows
@@ -24,7 +22,6 @@ from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.metrics import TimeBudget
 from discern.training.metrics_log import MetricsLog
-from discern.training.precision import full_weights
 from discern.training.schedule import StepSizes
 from discern.types import TokenBatch
 
@@ -68,9 +65,9 @@ class TrainContext:
         early_stopping: rule to stop early; None: the run lasts for all its steps.
         flops: FLOPs of the run, for the log; None if rows differ in length.
         health_monitor: warns of unusual held-out metrics.
-        time_budget: schedules work by the clock; None without a time budget.
+        time_budget: schedules work by the clock.
         sizes: rows of every step; None: `train.sequences_per_step` throughout.
-        compilation: how the networks are compiled.
+        compiled: whether the networks are compiled.
     """
 
     objective: Objective
@@ -88,9 +85,9 @@ class TrainContext:
     early_stopping: EarlyStopping | None = None
     flops: RunFlops | None = None
     health_monitor: HealthMonitor | None = None
-    time_budget: TimeBudget | None = None
+    time_budget: TimeBudget = field(default_factory=lambda: TimeBudget(0.0, ()))
     sizes: StepSizes | None = None
-    compilation: Mode = "off"
+    compiled: bool = False
 
     def rows_of(self, step: int) -> range:
         """The rows of a step, over all ranks, by their index in the sequence of examples."""
@@ -107,13 +104,9 @@ class TrainContext:
             return size
         return size * self.sizes.segments[-1].length // self.sizes.at(step).length
 
-    def changes_size(self, step: int) -> bool:
-        """Whether number or length of the rows of a step differ from those of the step before."""
-        return self.sizes is not None and self.sizes.changes_at(step)
-
 
 Moments = Callable[[], Mapping[str, Tensor]]
-"""Returns the optimizer's moments by parameter name."""
+"""Returns the optimizer's moments by parameter name, gathered if they are sharded: all ranks call it."""
 
 _SAVED = """
     step tokens seconds phase_seconds updates averaged interval pending best best_loss evaluations_since_best
@@ -133,7 +126,6 @@ class State:
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
         averaged: number of updates that it contains.
-        masters: float32 copies of weights that are stored in bfloat16 at present (see training/precision.py).
         best: best value of the metric of early stopping.
         best_loss: held-out loss at that evaluation.
         evaluations_since_best: number of evaluations since then.
@@ -152,7 +144,6 @@ class State:
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
     averaged: int = 0
-    masters: dict[Parameter, Tensor] = field(default_factory=dict)
     best: float | None = None
     best_loss: float | None = None
     evaluations_since_best: int = 0
@@ -189,11 +180,11 @@ def save_checkpoint(context: TrainContext, state: State, moments: Moments, folde
         CheckpointError: it could not be written; the earlier checkpoints are intact.
     """
     # Each rank has the memory of its own rows. Tensors that all ranks share come from rank 0, hence the reversed order.
-    carried = context.ranks.gather_first(context.objective.carry_state())
+    carried, optimizer = context.ranks.gather_first(context.objective.carry_state()), moments()
     if context.ranks.writes:
         contents = Contents(
-            model=full_weights(context.objective, state.masters),
-            optimizer=moments(),
+            model=model_tensors(context.objective),
+            optimizer=optimizer,
             carry={name: tensor for part in reversed(carried) for name, tensor in part.items()},
             state=described_state(context, state),
             average=state.average,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import torch
@@ -15,10 +15,6 @@ from torch import Tensor
 
 from discern import kernels
 from discern.training.config import OptimizerConfig
-from discern.wording import counted
-
-SHARD = "shard"
-"""Name of the dimension of a device mesh that weights are sharded over."""
 
 MOMENTUM = 0.95
 NEWTON_SCHULZ_STEPS = 5
@@ -76,7 +72,7 @@ def full_norms(parts: Sequence[Tensor], like: Sequence[Tensor]) -> list[Tensor]:
 
 def _group_and_rows(parameter: Any) -> tuple[dist.ProcessGroup, int]:
     """The ranks that a parameter is sharded among, and its rows on each of them; the last ranks may have fewer."""
-    group = parameter.device_mesh.get_group(SHARD)
+    group = parameter.device_mesh.get_group()
     return group, -(-len(parameter) // dist.get_world_size(group))
 
 
@@ -100,8 +96,8 @@ class Update:
     rate: float
     decay: float
     number: int
-    allowed: Bool[Tensor, ""] | None = None
-    weights: list[Tensor] = field(default_factory=list)
+    allowed: Bool[Tensor, ""] | None
+    weights: list[Tensor]
 
     def lerp(self, averages: list[Tensor], share: float) -> None:
         """Move averages by a share of their distance to the gradients."""
@@ -133,10 +129,6 @@ class UpdateRule(abc.ABC):
     @abc.abstractmethod
     def update(self, update: Update) -> None:
         """Update weights and moments in place."""
-
-    def refuses(self, parameter: Tensor) -> str | None:
-        """The reason for which the rule cannot update a tensor of this shape; None if it can."""
-        return None
 
 
 @dataclass(frozen=True)
@@ -236,7 +228,7 @@ class StableAdamW(AdamRule):
         torch._foreach_div_(divisors, second**0.5)
         relative = torch._foreach_div(gradients, torch._foreach_maximum(divisors, self.epsilon))
         # The rates stay tensors: reading them would make the host wait for a GPU.
-        weights = update.weights or update.parameters
+        weights = update.weights
         roots = torch.tensor([math.sqrt(weight.numel()) for weight in weights])
         norms = torch.stack(full_norms(relative, weights))
         rates = update.rate / (norms / roots.to(norms.device, non_blocking=True)).clamp(min=1)
@@ -276,7 +268,7 @@ class Muon(UpdateRule):
         (momenta,) = update.moments
         update.lerp(momenta, 1 - MOMENTUM)
         parts = torch._foreach_lerp(update.gradients, momenta, MOMENTUM)  # Nesterov's
-        weights = update.weights or update.parameters
+        weights = update.weights
         # Every rank computes the change of the full matrix, and keeps its part.
         directions = list(map(full_tensor, parts, weights))
         torch._foreach_mul_(update.parameters, update.or_one(1 - update.rate * update.decay))
@@ -293,13 +285,6 @@ class Muon(UpdateRule):
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
             shards = [local_part(change, weights[number]) for number, change in zip(numbers, changes.unbind(), strict=True)]
             torch._foreach_add_([update.parameters[number] for number in numbers], shards, alpha=-update.rate * scale)
-
-    def refuses(self, parameter: Tensor) -> str | None:
-        if parameter.ndim != 2:
-            return f"it updates matrices only, and this one has {counted(parameter.ndim, 'dimension')}"
-        if len(parameter) % self.parts:
-            return f"its {len(parameter)} rows cannot be divided into {self.parts} matrices"
-        return None
 
 
 def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Float[Tensor, "N R C"]:
