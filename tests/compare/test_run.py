@@ -480,6 +480,14 @@ def test_the_sizes_are_those_of_the_network_that_is_evaluated(world: Path, tmp_p
     assert generator == discriminator // 2
 
 
+def test_segments_that_rounding_would_join_stay_apart(world: Path, tmp_path: Path) -> None:
+    body = '[[run]]\nname = "whole"\n[[run]]\nname = "quarter"\nbudget = 0.25\n'
+    shared = ("train.max_steps=40", "train.batch_schedule=[[0, 256], [38, 512], [39, 1024]]")
+    quarter = plan_comparison(**vars(request(world, tmp_path, "seeds = 1\n", body, overrides=shared))).runs[1]
+    last = round(39 * (quarter.steps or 0) / 40)
+    assert [step for step, _ in quarter.config.train.batch_schedule] == [0, last - 1, last]
+
+
 def test_a_file_of_a_run_is_taken_as_its_settings_are(world: Path, tmp_path: Path) -> None:
     body = '[[run]]\nname = "whole"\n[[run]]\nname = "half"\nbudget = 0.5\nconfig = "own.toml"\n'
     asked = request(world, tmp_path, "seeds = 1\n", body)

@@ -236,7 +236,7 @@ def test_a_cut_run_goes_on_to_the_bit(world: Path, tmp_path: Path, generator: st
     assert go(world, tmp_path / "cut", *settings, **options) == whole
     assert weights(tmp_path / "cut", STEPS) == weights(tmp_path / "whole", STEPS)
     (tmp_path / "cut" / "adaptation.json").unlink()
-    with pytest.raises(ConfigError, match="does not hold the metrics before training"):
+    with pytest.raises(ConfigError, match="has no metrics before training on these texts with --sequences 8"):
         go(world, tmp_path / "cut", *settings, **options)
 
 

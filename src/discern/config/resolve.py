@@ -46,7 +46,7 @@ class Resolved(Generic[ConfigT]):
 
     @property
     def without_effect(self) -> list[str]:
-        """A line for each setting that the user has set although the others leave it without effect."""
+        """A line for each of the user's settings that has no effect beside the others."""
         return [
             f"{section}.{name} = {getattr(settings, name)} has no effect: it needs {section}.{needed}"
             for section, settings in self.config

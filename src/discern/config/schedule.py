@@ -57,10 +57,8 @@ def to_steps(value: Any, max_steps: int) -> Any:
 
 
 def last_point(value: Any) -> float:
-    """The last point that such a setting names; 0 if it names none, as a list with one value, which is constant."""
-    if isinstance(value, tuple):
-        return value[-1][0] if len(value) > 1 else 0
-    return value or 0
+    """The last point that such a setting names; 0 if it names none."""
+    return value[-1][0] if isinstance(value, tuple) and value else value or 0
 
 
 def check_schedule(name: str, schedule: SizeSchedule, least: int = 1) -> None:

@@ -175,9 +175,6 @@ def expectations(objective: Objective, max_steps: int, settings: Settings | None
 
     Args:
         settings: settings of the run by dotted key.
-
-    Raises:
-        ConfigError: the objective's phases do not fit into `max_steps`.
     """
     begins, first = max_steps, 0
     for phase in objective.phases(max_steps):

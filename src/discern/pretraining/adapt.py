@@ -154,7 +154,7 @@ def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: i
         stored = _read(path)
         if stored.get("texts") != texts or stored.get("sequences") != sequences:
             raise ConfigError(
-                f"{path} does not hold the metrics before training on these texts and {sequences} rows",
+                f"{path} has no metrics before training on these texts with --sequences {sequences}",
                 hint="give the same --replay and --sequences as at the start, or choose another --out",
             )
         return {name: stored[name] for name in _Adaptation.model_fields}

@@ -371,8 +371,8 @@ def check_shares(config: PretrainConfig, ranks: Ranks) -> None:
     for size in step_sizes(config.train, config.data).segments:
         if size.rows % ranks.world_size:
             raise ConfigError(
-                f"the {size.rows} rows of {size.length} in an update (train.sequences_per_step, or the schedules) cannot be "
-                f"divided evenly among {ranks.world_size} processes",
+                f"an update of {size.rows} rows of {size.length} (train.sequences_per_step, or a schedule) cannot be divided "
+                f"evenly among {ranks.world_size} processes",
                 hint=f"set a number of rows that is a multiple of {ranks.world_size}",
             )
 

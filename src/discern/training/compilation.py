@@ -25,8 +25,8 @@ class Compilation(NamedTuple):
 def choose_compilation(setting: bool | Literal["auto"], device: torch.device, steps: int | None) -> Compilation:
     """Whether to compile on this device.
 
-    'auto' compiles on a GPU, where compiled steps had 0.95 to 1.54 times the speed of eager ones (on an H100 and an H200,
-    benchmarks/records/2026-11-26-gpu.md).
+    'auto' compiles on a GPU: on an H100 and an H200, compiled steps had 0.95 to 1.54 times the speed of eager ones
+    (benchmarks/records/2026-11-26-gpu.md).
 
     Args:
         setting: `train.compile`.
