@@ -12,7 +12,7 @@ from rich.text import Text
 
 from discern.cli import console as console_module
 from discern.cli.console import command, print_error
-from discern.cli.progress import ProgressLines, Terminal, json_text, one_line, printable
+from discern.cli.progress import Display, Terminal, json_text, one_line, printable
 
 HOSTILE = "a\x1b[31mb\x07\r\x9b2Jc\u202ed\u2066e\x7f"
 SPELLED = r"a\x1b[31mb\x07\x0d\x9b2Jc\u202ed\u2066e\x7f"
@@ -82,7 +82,7 @@ def test_errors_warnings_and_notes_are_covered(capsys: pytest.CaptureFixture[str
         console.print(HOSTILE)
         console.lines([f"0.5\t{HOSTILE}"])
     console_of_lines = terminal()
-    ProgressLines(console_of_lines).note(HOSTILE)
+    Display(console_of_lines).note(HOSTILE)
     said = capsys.readouterr()
     assert said.err.count(SPELLED) == 4
     assert shown(console_of_lines) == SPELLED + "\n"

@@ -240,7 +240,7 @@ def test_json_of_several_texts(made: tuple[Path, Objective], capsys: pytest.Capt
 
 def test_json_of_a_file(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "lines.txt").write_bytes("\ufeffThe chef\r\n\nnaïve\u2028guests".encode())
-    detect_command(made[0] / "run", file=tmp_path / "lines.txt", json_output=True)
+    detect_command(made[0] / "run", input=tmp_path / "lines.txt", json_output=True)
     texts = shown(capsys)["texts"]
     assert len(texts) == 3, "lines end at newlines only"
     assert [texts[1][name] for name in ("tokens", "offsets", "replaced_probability", "marked")] == [[], [], [], []]
@@ -252,7 +252,7 @@ def test_json_of_the_standard_input(
     file: Path | None, made: tuple[Path, Objective], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
-    detect_command(made[0] / "run", file=file, json_output=True)
+    detect_command(made[0] / "run", input=file, json_output=True)
     assert len(shown(capsys)["texts"]) == 2
 
 
@@ -282,7 +282,7 @@ def test_a_line_that_is_no_json_leaves_nothing_behind(
 
 def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "empty.txt").touch()
-    detect_command(made[0] / "run", file=tmp_path / "empty.txt", json_output=True)
+    detect_command(made[0] / "run", input=tmp_path / "empty.txt", json_output=True)
     printed = capsys.readouterr()
     assert json.loads(printed.out) == {"texts": [], "threshold": 0.5}
     assert "nothing to check" in printed.err
@@ -291,7 +291,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
 @pytest.mark.parametrize(
     ("options", "code", "said"),
     [
-        ({"text": ["x"], "file": Path("y")}, 2, "--text and --file are both given"),
+        ({"text": ["x"], "input": Path("y")}, 2, "--text and INPUT are both given"),
         ({"input": Path("x"), "evaluate": Path("y")}, 2, "--evaluate and INPUT are both given"),
         ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
         ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
@@ -301,9 +301,9 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
         ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
         ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
         ({"input": Path("fine.txt"), "out": Path("fine.txt")}, 2, "fine.txt is the input"),
-        ({"file": Path("fine.txt"), "html": Path("fine.txt")}, 2, "fine.txt is the input"),
+        ({"input": Path("fine.txt"), "html": Path("fine.txt")}, 2, "fine.txt is the input"),
         ({"text": ["x"], "out": Path("a"), "html": Path("a")}, 2, "--out and --html both name a"),
-        ({"file": Path("nowhere.txt")}, 1, "nowhere.txt cannot be read"),
+        ({"input": Path("nowhere.txt")}, 1, "nowhere.txt cannot be read"),
         ({"input": Path("latin.txt")}, 1, "latin.txt:2: not UTF-8"),
     ],
 )

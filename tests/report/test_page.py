@@ -6,12 +6,12 @@ import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
 
-from discern.report.charts import Line, StepCurves, chart_svg
+from discern.report.charts import Chart, Line, chart_svg
 from discern.report.curves import HeldOutMetric
 from discern.report.page import Page, ShadedText, Table, render_page
 
 NASTY = "<script>alert('&\"')</script>"
-CHART = StepCurves("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
+CHART = Chart("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
 
 
 class Structure(HTMLParser):
@@ -112,7 +112,7 @@ def test_a_chart_of_one_point_or_of_one_value_can_be_drawn() -> None:
     for values in ([0.0], [2.0, 2.0]):
         for logarithmic in (False, all(values)):
             line = Line("x", list(range(1, len(values) + 1)), values)
-            assert "<svg" in chart_svg(StepCurves("x", "y", [line], logarithmic=logarithmic), "c")
+            assert "<svg" in chart_svg(Chart("x", "y", [line], logarithmic=logarithmic), "c")
 
 
 def test_columns_of_numbers_are_right_aligned_with_their_headers() -> None:

@@ -28,15 +28,14 @@ from rich.text import Text
 
 from discern.cli.progress import (
     READER_GONE,
+    Display,
     Listener,
-    ProgressBar,
     Terminal,
     drop_unread,
     fitting,
     json_text,
     one_line,
     printable,
-    progress_on,
     same_terminal,
 )
 from discern.errors import ConfigError, DiscernError, RanksError
@@ -67,7 +66,7 @@ class Console:
         self._out = _rich(stderr=False)
         self._err = _rich(stderr=True)
         self._speaks = not trains or _is_first()
-        self._display = progress_on(self._err)
+        self._display = Display(self._err)
         self.progress: Progress = Listener(self._display) if self._speaks else Silent()
 
     def result(self, values: Mapping[str, object], *, text: RenderableType | str) -> None:
@@ -111,8 +110,7 @@ class Console:
 
     def _under_bar(self) -> bool:
         """Whether stdout is the terminal that shows the progress bar: then only the console of the bar prints above the bar."""
-        shown = isinstance(self._display, ProgressBar) and self._display.is_shown
-        return shown and same_terminal(self._out.file, self._err.file)
+        return self._display.shows_bar and same_terminal(self._out.file, self._err.file)
 
     def warn(self, message: str) -> None:
         """Print a warning on stderr."""
@@ -288,7 +286,7 @@ def _aligned(table: Table, console: Terminal) -> str:
 
 def progress_display() -> Progress:
     """Progress on stderr: a bar on a terminal, lines elsewhere."""
-    return progress_on(_rich(stderr=True))
+    return Display(_rich(stderr=True))
 
 
 def _unicode(console: Terminal) -> bool:

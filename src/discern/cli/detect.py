@@ -43,7 +43,6 @@ def detect(
         list[str] | None,
         typer.Option("--text", metavar="TEXT", help="Text to check; may be repeated.", show_default=False),
     ] = None,
-    file: Annotated[Path | None, typer.Option("--file", metavar="FILE", help="The same as INPUT.", show_default=False)] = None,
     text_field: Annotated[
         str | None,
         typer.Option(
@@ -138,7 +137,7 @@ def detect(
         model = console.local_model(model)
         given = {"precision": precision, "corruption": corruption, "sequences": sequences}
         options = {name: value for name, value in given.items() if value is not None}
-        works = {"--calibrate": calibrate, "--evaluate": evaluate, "--text": text or None, "INPUT": input, "--file": file}
+        works = {"--calibrate": calibrate, "--evaluate": evaluate, "--text": text or None, "INPUT": input}
         asked = [name for name, value in works.items() if value is not None]
         if len(asked) > 1:
             raise ConfigError(f"{' and '.join(asked)} are both given", hint="give only one of them")
@@ -154,10 +153,9 @@ def detect(
         elif evaluate is not None:
             _evaluate(console, model, evaluate, text_field, threshold, device)
         else:
-            source = input or file
-            refuse_text_as_file(source)
-            texts = _texts(text, source, text_field)
-            _detect(console, model, texts, threshold, out, html, source, device, single=len(text or ()) == 1)
+            refuse_text_as_file(input)
+            texts = _texts(text, input, text_field)
+            _detect(console, model, texts, threshold, out, html, input, device, single=len(text or ()) == 1)
 
 
 def _detect(

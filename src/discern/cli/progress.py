@@ -13,14 +13,13 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from copy import copy
 from typing import IO, Any
 
 from rich import filesize
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.progress import BarColumn, ProgressColumn, SpinnerColumn, Task
 from rich.progress import Progress as RichProgress
 from rich.segment import Segment
@@ -174,204 +173,109 @@ _BRIEF = 2.0
 """Seconds below which a stage leaves no bar and no closing line."""
 
 
-def progress_on(console: Console) -> ProgressBar | ProgressLines:
-    """A listener that suits the output of the console."""
-    return ProgressBar(console) if console.is_terminal and not console.is_dumb_terminal else ProgressLines(console)
+class Display:
+    """Shows progress on a console: a bar on a terminal, elsewhere lines at growing intervals.
 
-
-class ProgressBar:
-    """A progress bar with count, remaining time and the latest metrics. It is removed after a brief stage."""
+    A brief stage leaves neither a bar nor a closing line.
+    """
 
     def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._began = 0.0
-        self._live: RichProgress | None = None
-        self._metrics: dict[str, str] = {}
+        self._console, self._clock = console, clock
+        self._has_bar = console.is_terminal and not console.is_dumb_terminal
+        self._stage: RichProgress | None = None
+        self._next_line = 0.0
 
     @property
-    def is_shown(self) -> bool:
-        """Whether the bar is on the terminal now."""
-        return self._live is not None
+    def shows_bar(self) -> bool:
+        """Whether a bar is on the terminal now."""
+        return self._has_bar and self._stage is not None
 
     def start(self, description: str, total: float | None, unit: str) -> None:
         self.finish()
-        self._began = self._clock()
-        self._metrics = {}
-        columns: list[ProgressColumn] = [
-            _Description(table_column=Column(ratio=None)),
-            SpinnerColumn("line", finished_text="-") if total is None else BarColumn(bar_width=_bar_width(self._console.width)),
-            _Amount(table_column=_one_line()),
-            _TimeLeft(table_column=_one_line()),
-            _Metrics(table_column=Column(ratio=1)),
-        ]
-        self._live = RichProgress(*columns, console=self._console, refresh_per_second=4, expand=True)
-        self._live.start()
-        self._live.add_task(description, total=total, unit=unit, open_ended=total is None, metrics=())
-
-    def advance(self, amount: float, **metrics: str) -> None:
-        if self._live is None:
-            return
-        self._metrics |= metrics
-        task = self._live.task_ids[0]
-        self._live.update(task, advance=amount, metrics=tuple(_word(*each) for each in self._metrics.items()))
-
-    def note(self, message: str) -> None:
-        self._console.print(Text(printable(message)))  # breaks between words
-
-    def finish(self) -> None:
-        if self._live is not None:
-            task = self._live.tasks[0]
-            if task.total is None:  # stop the animation of a stage of unknown length
-                self._live.update(task.id, total=task.completed)
-            self._live.live.transient = self._clock() - self._began < _BRIEF
-            self._live.stop()
-            self._live = None
-
-
-def _one_line() -> Column:
-    """A column that is never wrapped."""
-    return Column(no_wrap=True)
-
-
-def _bar_width(width: int) -> int:
-    return 24 if width >= 100 else 12 if width >= 70 else 6
-
-
-class _Fitting:
-    """As many of the first texts as fit on a line; none of them is cut."""
-
-    def __init__(self, parts: Sequence[str], between: str, style: str = "") -> None:
-        self._parts, self._between, self._style = parts, between, style
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
-        shown = list(self._parts)
-        while len(shown) > 1 and cell_len(self._between.join(shown)) > options.max_width:
-            shown.pop()
-        yield Text(self._between.join(shown), style=self._style, no_wrap=True, overflow="crop")
-
-    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        least = cell_len(self._parts[0]) if self._parts else 0
-        return Measurement(least, cell_len(self._between.join(self._parts)))
-
-
-class _Description(ProgressColumn):
-    """Description of the stage, or its first words on a narrow terminal."""
-
-    def render(self, task: Task) -> _Fitting:
-        return _Fitting(task.description.split(), " ")
-
-
-class _Metrics(ProgressColumn):
-    """The latest metrics, as many as fit on the line."""
-
-    def render(self, task: Task) -> _Fitting:
-        return _Fitting(task.fields["metrics"], "  ", "dim")
-
-
-class _Amount(ProgressColumn):
-    """The amount done and the total: "120/1,000 steps"."""
-
-    def render(self, task: Task) -> Text:
-        return Text(_amount(task.completed, None if task.fields["open_ended"] else task.total, task.fields["unit"]))
-
-
-class _TimeLeft(ProgressColumn):
-    """The remaining time, or the elapsed time once the stage is finished."""
-
-    max_refresh = 0.5
-
-    def render(self, task: Task) -> Text:
-        if task.finished or task.total is None:
-            return Text(duration(task.finished_time or task.elapsed or 0), style="cyan")
-        return Text("-:-- left" if task.time_remaining is None else f"{duration(task.time_remaining)} left", style="cyan")
-
-
-class ProgressLines:
-    """Prints a line at the beginning of a stage, at growing intervals, and at the end of a stage that took a while."""
-
-    def __init__(self, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console = console
-        self._clock = clock
-        self._stage: _Stage | None = None
-
-    def start(self, description: str, total: float | None, unit: str) -> None:
-        self.finish()
-        self._stage = _Stage(description, total, unit, self._clock())
-        self.note(description + (f": {_amount(total, None, unit)}" if total and unit != SHARE else ""))
+        self._stage = RichProgress(
+            _TextOf(lambda task: task.description, Column()),
+            SpinnerColumn("line", finished_text="-") if total is None else BarColumn(max(6, self._console.width // 4 - 4)),
+            _TextOf(_amount, Column(no_wrap=True)),
+            _TextOf(_time, Column(no_wrap=True)),
+            _TextOf(_metrics, Column(ratio=1)),
+            console=self._console,
+            refresh_per_second=4,
+            speed_estimate_period=600.0,  # seconds; a step may take minutes
+            get_time=self._clock,
+            disable=not self._has_bar,
+            expand=True,
+        )
+        self._stage.start()
+        self._stage.add_task(description, total=total, of=total, unit=unit, metrics={})
+        self._next_line = self._clock() + FIRST_LINE_AFTER
+        if not self._has_bar:
+            self.note(f"{description}: {_counted(unit, total)}" if total and unit != SHARE else description)
 
     def advance(self, amount: float, **metrics: str) -> None:
         if self._stage is None:
             return
-        now = self._clock()
-        self._stage.advance(amount, metrics, now)
-        if now >= self._stage.next_line:
-            self.note(self._stage.line(now))
-            self._stage.next_line = now + min(300.0, max(FIRST_LINE_AFTER, (now - self._stage.began) / 20))
+        task = self._stage.tasks[0]
+        self._stage.update(task.id, advance=amount, metrics=task.fields["metrics"] | metrics)
+        if not self._has_bar and self._clock() >= self._next_line:
+            share = f"{task.percentage:.0f}%" if task.total and task.fields["unit"] != SHARE else ""
+            left = _time(task) if task.time_remaining is not None else ""
+            self.note("  ".join(filter(None, [f"{task.description}: {_amount(task)}", share, left, _metrics(task)])))
+            self._next_line = self._clock() + min(300.0, max(FIRST_LINE_AFTER, (task.elapsed or 0.0) / 20))
 
     def note(self, message: str) -> None:
-        self._console.print(Text(printable(message)), soft_wrap=True)
+        self._console.print(Text(printable(message)), soft_wrap=not self._has_bar)  # a terminal breaks between words
 
     def finish(self) -> None:
-        if self._stage is not None and self._clock() - self._stage.began > _BRIEF:
-            self.note(self._stage.last_line(self._clock()))
-        self._stage = None
+        if self._stage is None:
+            return
+        stage, task, self._stage = self._stage, self._stage.tasks[0], None
+        brief = (task.elapsed or 0.0) < _BRIEF
+        if self._has_bar:
+            if task.total is None:  # ends the animation
+                stage.update(task.id, total=task.completed)
+            stage.live.transient = brief
+            stage.stop()
+        elif not brief:
+            ended = " ".join(filter(None, [f"{task.description}:", _amount(task), f"in {duration(task.elapsed or 0.0)}"]))
+            self.note("  ".join(filter(None, [ended, _metrics(task)])))
 
 
-class _Stage:
-    """The state of a stage. The rate is measured from the first advance, which may be the work of an earlier run."""
+class _TextOf(ProgressColumn):
+    """A column of text about a task. On a narrow terminal, the columns without `no_wrap` are cut."""
 
-    def __init__(self, description: str, total: float | None, unit: str, now: float) -> None:
-        self.description, self.total, self.unit, self.began = description, total, unit, now
-        self.next_line = now + FIRST_LINE_AFTER
-        self.done = 0.0
-        self._metrics: dict[str, str] = {}
-        self._first: tuple[float, float] | None = None
+    def __init__(self, text: Callable[[Task], str], column: Column) -> None:
+        super().__init__(column)
+        self._text = text
 
-    def advance(self, amount: float, metrics: dict[str, str], now: float) -> None:
-        self.done += amount
-        self._metrics |= metrics
-        self._first = self._first or (now, self.done)
-
-    def line(self, now: float) -> str:
-        parts = [f"{self.description}: {_amount(self.done, self.total, self.unit)}"]
-        if self.total and self.unit != SHARE:
-            parts.append(f"{100 * self.done / self.total:.0f}%")
-        started, base = self._first or (now, self.done)
-        if self.total and self.done > base and now > started:
-            parts.append(f"{duration((self.total - self.done) * (now - started) / (self.done - base))} left")
-        return "  ".join([*parts, *([_worded(self._metrics)] if self._metrics else [])])
-
-    def last_line(self, now: float) -> str:
-        amount = _amount(self.done, self.total, self.unit)
-        parts = [f"{self.description}:{f' {amount}' if amount else ''} in {duration(now - self.began)}"]
-        return "  ".join([*parts, *([_worded(self._metrics)] if self._metrics else [])])
+    def render(self, task: Task) -> Text:
+        return Text(self._text(task), no_wrap=True, overflow="ellipsis")
 
 
-def _amount(done: float, total: float | None, unit: str) -> str:
+def _amount(task: Task) -> str:
+    return _counted(task.fields["unit"], task.completed, task.fields["of"])
+
+
+def _counted(unit: str, *amounts: float | None) -> str:
     """ "120/1,000 steps", "3.1 MB of 4.0 MB", "12%"; "" if nothing is counted."""
+    known = [amount for amount in amounts if amount is not None]
     if unit == SHARE:
-        return f"{100 * done:.0f}%"
-    if not unit:
-        return ""
+        return f"{100 * known[0]:.0f}%"
     if unit == "bytes":
-        return _quantity(done, unit) + (f" of {_quantity(total, unit)}" if total else "")
-    return _quantity(done, unit) + (f"/{_quantity(total, unit)}" if total else "") + f" {unit}"
+        return " of ".join(filesize.decimal(round(amount)) for amount in known)
+    numbers = (f"{amount:,.0f}" if amount == round(amount) or amount >= 100 else f"{amount:,.1f}" for amount in known)
+    return unit and f"{'/'.join(numbers)} {unit}"
 
 
-def _quantity(value: float, unit: str) -> str:
-    if unit == "bytes":
-        return filesize.decimal(round(value))
-    return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:,.1f}"
+def _time(task: Task) -> str:
+    """The remaining time, or the elapsed time once the stage is finished."""
+    if task.finished or task.total is None:
+        return duration(task.elapsed or 0.0)
+    return "-:-- left" if task.time_remaining is None else f"{duration(task.time_remaining)} left"
 
 
-def _worded(metrics: dict[str, str]) -> str:
+def _metrics(task: Task) -> str:
     """ "loss 8.21  tokens/s 12k"."""
-    return "  ".join(_word(*each) for each in metrics.items())
-
-
-def _word(name: str, value: str) -> str:
-    return f"{name.replace('_', ' ')} {value}"
+    return "  ".join(f"{name.replace('_', ' ')} {value}" for name, value in task.fields["metrics"].items())
 
 
 class Listener:

@@ -220,11 +220,9 @@ def rerank(
         DataError: a file is missing or is not a list of n-best lists, or the lists to tune on have no references.
         CheckpointError: the weights are missing or damaged.
     """
-    _check_tuning(dev, weight, length_weight, tune_length=tune_length)
-    _check_numbers(weight, max_weight, length_weight)
+    _check_weights(dev, weight, max_weight, length_weight, metric, tune_length=tune_length)
     if metric is not None and metric not in METRICS:
         raise ConfigError(f"unknown metric '{metric}'", hint=did_you_mean(metric, METRICS))
-    _refuse_untuned(dev, weight, {"--max-lambda": max_weight, "--metric": metric})
     max_weight, metric = 1.0 if max_weight is None else max_weight, metric or "wer"
     if dev is not None:
         corpus_metric(metric)
@@ -276,33 +274,30 @@ def rerank(
     )
 
 
-def _check_tuning(dev: Path | None, weight: float | None, length_weight: float | None, *, tune_length: bool) -> None:
-    if dev is None and tune_length:
-        raise ConfigError("--tune-length needs lists to tune on", hint="add --dev FILE, n-best lists with references")
-    if tune_length and length_weight is not None:
-        raise ConfigError("--tune-length and --length-weight are both given", hint="give one of them")
-    if dev is not None and weight is not None and not tune_length:
-        raise ConfigError("--dev and --lambda are both given, so there is nothing to tune", hint="leave out one of them")
-
-
-def _refuse_untuned(dev: Path | None, weight: float | None, given: Mapping[str, object]) -> None:
-    """Refuse options of the tuning that nothing would read."""
-    for option, value in given.items():
-        if value is None:
-            continue
-        if dev is None:
-            raise ConfigError(f"{option} is for tuning lambda, which needs --dev", hint=f"add --dev FILE, or leave out {option}")
-        if option == "--max-lambda" and weight is not None:
-            raise ConfigError("--max-lambda and --lambda are both given", hint="leave out one of them")
-
-
-def _check_numbers(weight: float | None, max_weight: float | None, length_weight: float | None) -> None:
-    given = {"--lambda": weight, "--max-lambda": max_weight, "--length-weight": length_weight}
-    for option, value in given.items():
-        if value is not None and not math.isfinite(value):
-            raise ConfigError(f"{option} is {value}, expected a finite number", hint=f"for example {option} 0.5")
-    if max_weight is not None and max_weight <= 0:
-        raise ConfigError(f"--max-lambda is {max_weight:g}, expected more than 0", hint="--max-lambda 1")
+def _check_weights(
+    dev: Path | None,
+    weight: float | None,
+    max_weight: float | None,
+    length_weight: float | None,
+    metric: str | None,
+    *,
+    tune_length: bool,
+) -> None:
+    """Refuse weights that are no finite numbers, options that contradict each other, and options that nothing would read."""
+    for option, value in {"--lambda": weight, "--max-lambda": max_weight, "--length-weight": length_weight}.items():
+        if value is not None and (not math.isfinite(value) or (value <= 0 and option == "--max-lambda")):
+            expected = "more than 0" if math.isfinite(value) else "a finite number"
+            raise ConfigError(f"{option} is {value:g}, expected {expected}", hint=f"for example {option} 0.5")
+    tuning = {"--tune-length": tune_length or None, "--max-lambda": max_weight, "--metric": metric}
+    for option in (option for option, value in tuning.items() if value is not None and dev is None):
+        raise ConfigError(f"{option} is for tuning, which needs --dev FILE", hint="n-best lists with references")
+    for contradicts, one, other in (
+        (tune_length and length_weight is not None, "--tune-length", "--length-weight"),
+        (weight is not None and max_weight is not None, "--max-lambda", "--lambda"),
+        (dev is not None and weight is not None and not tune_length, "--dev", "--lambda"),
+    ):
+        if contradicts:
+            raise ConfigError(f"{one} and {other} are both given", hint="give one of them")
 
 
 def _with_references(lists: Sequence[NBest], path: Path) -> list[NBest]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from discern.report.charts import COLORS, Chart, Line, Scatter, SeedCurves
+from discern.report.charts import COLORS, Chart, Line, Scatter
 from discern.report.curves import metric_title
 from discern.report.page import Page, Table
 
@@ -235,7 +235,7 @@ def _pareto(found: Found) -> list[Chart]:
             if row[key] is not None and row["scores"][score]["median"] is not None
         ]
         if points:
-            charts.append(Scatter(f"Score against {unit}", unit, label, points, baseline, "untrained"))
+            charts.append(Scatter(f"Score against {unit}", label, points, unit, level=baseline, level_label="untrained"))
     return charts
 
 
@@ -254,7 +254,7 @@ def _curves(found: Found) -> list[Chart]:
             seeds = [line for _, _, lines in drawn for line in lines]
             # The page shows no legend for a single line.
             title = metric_title(key) if len(drawn) > 1 else f"{metric_title(key)}: {drawn[0][1]}"
-            charts.append(SeedCurves(title, _AXES[axis], [Line(name, [], [], n) for n, name, _ in drawn], seeds))
+            charts.append(Chart(title, "", [Line(name, [], [], n) for n, name, _ in drawn], _AXES[axis], seeds))
     return charts
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from discern.parsing import is_number
-from discern.report.charts import Line, StepCurves
+from discern.report.charts import Chart, Line
 from discern.training.metrics_log import HELD_OUT, held_out_metrics
 
 Records = Sequence[Mapping[str, Any]]
@@ -100,7 +100,7 @@ class HeldOutMetric:
     meaning: str
 
 
-def run_charts(records: Records) -> list[StepCurves]:
+def run_charts(records: Records) -> list[Chart]:
     """The curves that a metrics log has data for.
 
     Args:
@@ -125,11 +125,11 @@ def run_charts(records: Records) -> list[StepCurves]:
     positive = all(value > 0 for line in norms for value in line.values)
     charts = [
         *_losses(records),
-        StepCurves("Discriminator AUC, held out", "AUC", auc, level=0.5, level_label="guessing"),
-        *(StepCurves(f"{title}, held out", "share", _lines(records, keys)) for title, keys in held_out),
-        StepCurves("Learning rate", "learning rate", _lines(records, {"learning_rate": "learning rate"})),
-        StepCurves("Gradient norm before clipping", "norm", norms, logarithmic=positive),
-        StepCurves("Speed of training", "tokens per second", _lines(records, {"tokens_per_second": "tokens per second"})),
+        Chart("Discriminator AUC, held out", "AUC", auc, level=0.5, level_label="guessing"),
+        *(Chart(f"{title}, held out", "share", _lines(records, keys)) for title, keys in held_out),
+        Chart("Learning rate", "learning rate", _lines(records, {"learning_rate": "learning rate"})),
+        Chart("Gradient norm before clipping", "norm", norms, logarithmic=positive),
+        Chart("Speed of training", "tokens per second", _lines(records, {"tokens_per_second": "tokens per second"})),
     ]
     return [chart for chart in charts if chart.lines]
 
@@ -158,12 +158,12 @@ def _metric(key: str, found: Mapping[str, float]) -> HeldOutMetric:
     return HeldOutMetric(name, found[key], meaning)
 
 
-def _losses(records: Records) -> list[StepCurves]:
+def _losses(records: Records) -> list[Chart]:
     """One chart per loss, in training and held out; the sum first, unless there is only one term."""
     keys = {key: None for record in records for key in record if key.endswith("_loss") and not key.startswith(HELD_OUT)}
     names = ["loss", *keys] if len(keys) != 1 else list(keys)
     return [
-        StepCurves(
+        Chart(
             _loss_title(name),
             "nats",
             _lines(records, {name: "training", f"{HELD_OUT}{name}": "held out"}),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.artifacts.run import BLIMP_FILE
-from discern.report.charts import ByGroup, Chart, Line, Reliability
+from discern.report.charts import Chart, Line, reliability_chart
 from discern.report.page import Table
 from discern.storage.checksums import read_object
 
@@ -42,11 +42,12 @@ def evaluation_charts(found: Mapping[str, Any]) -> list[Chart]:
         ]
         lines = [line for line in lines if line.values]
         if lines:
-            charts.append(ByGroup(f"{title}, held out", axis, lines, [row["group"] for row in rows]))
+            charts.append(Chart(f"{title}, held out", "share", lines, axis, names=[row["group"] for row in rows]))
     if "calibration" in found:
         bins = found["calibration"]["bins"]
         curve = Line("discriminator", [each["probability"] for each in bins], [each["replaced"] for each in bins])
-        charts.append(Reliability([curve]))
+        title = "Calibration of the discriminator, held out"
+        charts.append(reliability_chart(title, curve, "probability of 'replaced'", "share replaced"))
     return charts
 
 

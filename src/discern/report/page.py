@@ -17,7 +17,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from discern.report.charts import Chart, chart_svg, legend
+from discern.report.charts import Chart, chart_svg
 from discern.report.curves import HeldOutMetric
 from discern.report.predictions import Confusion
 
@@ -270,7 +270,6 @@ def render_page(page: Page) -> str:
         page=page,
         curves=[(name, chart, chart_svg(chart, name)) for name, chart in zip(names, page.curves, strict=True)],
         texts=[shaded_pieces(text) for text in page.detections],
-        legend=legend,
     )
 
 

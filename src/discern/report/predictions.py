@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.artifacts.finetuned import predictions_file
-from discern.report.charts import Line, Reliability
+from discern.report.charts import Chart, Line, reliability_chart
 from discern.storage.checksums import parse_json, read_lines, understood
 
 _MOST_LABELS = 20  # a larger matrix cannot be read
@@ -97,7 +97,7 @@ def confusion(title: str, judged: Sequence[Judged]) -> Confusion | None:
     return Confusion(title, labels, rows, f"{right:,} of {len(judged):,} predictions are correct: those on the diagonal.")
 
 
-def reliability(title: str, judged: Sequence[Judged]) -> Reliability | None:
+def reliability(title: str, judged: Sequence[Judged]) -> Chart | None:
     """Accuracy against confidence, in ten bins of equal width; None without predictions."""
     bins: list[list[Judged]] = [[] for _ in range(_BINS)]
     for each in judged:
@@ -109,4 +109,4 @@ def reliability(title: str, judged: Sequence[Judged]) -> Reliability | None:
     right = [sum(each.gold == each.predicted for each in part) / len(part) for part in filled]
     error = sum(len(part) * abs(a - b) for part, a, b in zip(filled, sure, right, strict=True)) / len(judged)
     label = f"expected calibration error {error:.3f}"
-    return Reliability([Line(label, sure, right)], title, x_label="confidence", y_label="share correct")
+    return reliability_chart(title, Line(label, sure, right), "confidence", "share correct")

@@ -21,7 +21,7 @@ from discern.parsing import is_number
 from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings
 from discern.serve.names import short_names
-from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, metrics_record
+from discern.training.metrics_log import EXAMPLES_FILE, METRICS_FILE, metrics_record
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 
 MAX_RUNS = 8  # lines that a chart can tell apart
@@ -107,7 +107,7 @@ class WatchedRun:
         """
         records = self._metrics.records
         last: dict[str, Any] = records[-1] if records else {}
-        step, speed = last.get("step", 0), self._steps_per_second()
+        step, speed, seconds_between = last.get("step", 0), *self._pace()
         train = None if self._config is None else self._config.train
         steps = None if train is None or train.max_hours is not None else train.max_steps
         left = None
@@ -126,8 +126,7 @@ class WatchedRun:
         elif finished:
             condition = "finished"
         else:
-            usual = 3 * (self._seconds_between() or 0.0)
-            condition = "training" if silent is not None and silent < max(_SILENT_SECONDS, usual) else "silent"
+            condition = "training" if silent is not None and silent < max(_SILENT_SECONDS, 3 * seconds_between) else "silent"
         return {
             "condition": condition,
             "step": step,
@@ -147,22 +146,13 @@ class WatchedRun:
     def curves(self) -> dict[str, Any]:
         """The curves, the held-out metrics, the findings and the examples."""
         records = self._metrics.records
-        _, metrics = last_held_out(records)
-        keys = {
-            key
-            for record in (
-                *records[:50],
-                *records[-50:],
-                *(each for each in records if any(k.startswith(HELD_OUT) for k in each)),
-            )
-            for key, value in record.items()
-            if key not in _NO_CURVES and is_number(value)
-        }
+        evaluated, metrics = last_held_out(records)
+        keys = {key for record in records for key, value in record.items() if key not in _NO_CURVES and is_number(value)}
         return {
             "objective": None if self._config is None else self._config.objective.name,
             "curves": {key: self._curve(key) for key in sorted(keys)},
             "held_out": [asdict(metric) for metric in metrics],
-            "evaluated": next((each["step"] for each in reversed(records) if any(k.startswith(HELD_OUT) for k in each)), None),
+            "evaluated": evaluated,
             "findings": self._findings(),
             "examples": self._shown_examples(),
         }
@@ -218,16 +208,13 @@ class WatchedRun:
             return
         self._config, self._read_from, self._expected = config, read_from, None
 
-    def _steps_per_second(self) -> float | None:
-        """The speed over the last records, evaluations included; None if unknown."""
+    def _pace(self) -> tuple[float, float]:
+        """Steps per second over the last records, evaluations included, and seconds between two records; 0 if unknown."""
         last = [each for each in self._metrics.records[-20:] if is_number(each.get("seconds"))]
         if len(last) < 2 or last[-1]["seconds"] <= last[0]["seconds"]:
-            return None
-        return float((last[-1]["step"] - last[0]["step"]) / (last[-1]["seconds"] - last[0]["seconds"]))
-
-    def _seconds_between(self) -> float | None:
-        last = [each["seconds"] for each in self._metrics.records[-10:] if is_number(each.get("seconds"))]
-        return (last[-1] - last[0]) / (len(last) - 1) if len(last) > 1 else None
+            return 0.0, 0.0
+        seconds = last[-1]["seconds"] - last[0]["seconds"]
+        return (last[-1]["step"] - last[0]["step"]) / seconds, seconds / (len(last) - 1)
 
     def _progress(self, last: dict[str, Any], left: float | None) -> float | None:
         """Fraction of the run that is done."""

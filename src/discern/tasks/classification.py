@@ -23,7 +23,6 @@ from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, Ta
 from discern.tasks.examples import ClassificationExample, Reading, label_counts
 from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics import Scores
-from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
 from discern.tasks.pairs import PairStates, mean_state
 from discern.types import TokenBatch
 
@@ -258,6 +257,9 @@ class Classification(Task[ClassificationExample]):
         }
 
     def score(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> Scores:
+        # Only here: scikit-learn and scipy.stats take as long to import as torch.
+        from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
+
         gold: list[Any] = [example.label for example in examples]
         if self.labels.kind == "number":
             return number_scores(gold, [prediction["score"] for prediction in predictions], self.metrics)

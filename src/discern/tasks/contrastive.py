@@ -22,7 +22,6 @@ from discern.tasks.contrastive_loss import ABSENT, text_key
 from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics import Scores
-from discern.tasks.metrics.classification import number_scores
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
 from discern.tasks.pairs import mean_state
 from discern.tasks.searching import Searched, ranked, searched
@@ -191,6 +190,8 @@ class Contrastive(Task[TextGroup]):
     def score(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> Scores:
         gold = [example.score for example in examples if example.score is not None]
         if gold:
+            from discern.tasks.metrics.classification import number_scores  # scikit-learn takes a second to import
+
             return number_scores(gold, [each["similarity"] for each in predictions], SIMILARITY_METRICS)
         return retrieval_scores([Ranking(tuple(each["ranks"]), tuple(each["grades"])) for each in predictions])
 
