@@ -7,8 +7,6 @@ import random
 import re
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -34,6 +32,7 @@ from discern.pretraining.run import pretrain
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
 from discern.storage.files import alone_in, held
+from tests.processes import Program
 from tests.report.test_page import assert_stands_alone, structure
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -288,26 +287,15 @@ def test_stopped_it_goes_on_to_the_same_result(
     world: Path, uninterrupted: dict[str, Any], tmp_path: Path, number: signal.Signals, code: int
 ) -> None:
     asked = request(world, tmp_path / "cut", 'seeds = 1\ntasks = ["rte"]\n', LONG, overrides=STEPS)
-    line: list[str | Path] = [
-        sys.executable,
-        "-m",
-        "discern",
-        "compare",
-        asked.config,
-        "--preset",
-        asked.preset,
-        "--data",
-        asked.data,
-    ]
-    line += ["--out", asked.out, "--task-data", asked.task_data, "--json", *(f"--set={setting}" for setting in STEPS)]
-    process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    line = ["-m", "discern", "compare", asked.config, "--preset", asked.preset, "--data", asked.data, "--json"]
+    process = Program(*line, "--out", asked.out, "--task-data", asked.task_data, *(f"--set={setting}" for setting in STEPS))
     checkpoint = asked.out / "work" / "rtd" / "seed-0" / "pretraining" / "checkpoints" / "step-00000010"
     deadline = time.monotonic() + 60
     while not checkpoint.exists() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.01)
     process.send_signal(number)
     _, messages = process.communicate(timeout=60)
-    assert process.returncode == code, messages.decode()
+    assert process.returncode == code, messages
     assert not (asked.out / "results" / "rtd" / "seed-0" / "rte.json").exists()
     if number == signal.SIGINT:
         assert json.loads((asked.out / COMPARISON_FILE).read_text())["complete"] is False

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
@@ -21,6 +20,7 @@ from discern.training.distributed import join_ranks
 from discern.training.loop import train
 from discern.training.state import State, TrainContext
 from tests.objectives.rtd_options import OPTIONS, build_option
+from tests.processes import run_ranks
 from tests.support import MODELS, settings
 from tests.training import test_memory, test_step_sizes
 from tests.training.test_loop import OPTIMIZERS, context
@@ -95,18 +95,11 @@ def train_legs(out: Path, legs: Sequence[Leg]) -> None:
                 assert all(other == weights for other in ranks.gather(weights)), f"the processes differ: {name}"
 
 
-def launch(processes: int, *arguments: str) -> None:
-    """Run a program on so many processes, until all have ended well."""
-    line = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}", *arguments]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=400, cwd=Path(__file__).parents[2])
-    assert done.returncode == 0, done.stderr[-3000:]
-
-
 def run_group(processes: int, out: Path, legs: Sequence[Leg]) -> None:
     if processes == 1:
         train_legs(out, legs)
     else:
-        launch(processes, "-m", "tests.distributed.group", str(out), json.dumps(legs))
+        run_ranks(processes, "-m", "tests.distributed.group", out, json.dumps(legs))
 
 
 if __name__ == "__main__":

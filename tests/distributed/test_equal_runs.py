@@ -20,7 +20,7 @@ SHARDED = ["rtd+muon", "rtd+modernbert", "rtd+stable-adamw", "electric+growing",
 NAMES = [*SHARDED, *(name for name in objectives.names() if name != "rtd")]
 RUNS = {
     1: [(name, "ddp") for name in NAMES],
-    2: [*((name, "ddp") for name in NAMES), *((name, "fsdp") for name in SHARDED)],
+    2: [*((name, "ddp") for name in NAMES if name not in OPTIONS), *((name, "fsdp") for name in SHARDED)],
     4: [],
 }
 """Runs of one and of two processes."""

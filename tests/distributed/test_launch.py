@@ -6,7 +6,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -20,6 +19,7 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
 from discern.training import checkpoint
 from tests.data.small_text import made_up, plain
+from tests.processes import Program
 
 
 @pytest.fixture(scope="module")
@@ -32,11 +32,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def training(data: Path, out: Path) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def training(data: Path, out: Path) -> Iterator[tuple[Program, list[int]]]:
     """A run of two processes that has saved a checkpoint, and the numbers of its processes."""
-    line = ["-m", "discern", "pretrain", "--preset", "tiny", "--data", str(data), "--out", str(out), "--nproc", "2"]
+    line: list[str | Path] = ["-m", "discern", "pretrain", "--preset", "tiny", "--data", data, "--out", out, "--nproc", "2"]
     line += ["--set", "train.checkpoint_every_steps=5", "--set", "train.max_steps=100000"]
-    launcher = subprocess.Popen([sys.executable, *line], stderr=subprocess.PIPE, text=True)
+    launcher = Program(*line)
     ranks: list[int] = []
     try:
         deadline = time.monotonic() + 120

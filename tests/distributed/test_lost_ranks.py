@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -17,6 +13,7 @@ from discern.errors import ConfigError
 from discern.training import checkpoint
 from discern.training.heartbeat import LEAVES_THE_REPORT
 from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, heartbeat_timeout
+from tests.processes import Program, ranks
 
 START = """
 import os, signal, sys, time
@@ -80,31 +77,19 @@ for case in ("evaluation", "full", "killed"):
 """
 
 
-@contextmanager
-def started(body: str, **variables: str) -> Iterator[list[subprocess.Popen[str]]]:
+def started(body: str, **variables: str) -> AbstractContextManager[list[Program]]:
     """Two processes as torchrun starts them, one on each machine; rank 0 keeps the store."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(probe.getsockname()[1])} | variables
-    line = [sys.executable, "-c", START.replace("BODY", body.strip().replace("\n", "\n        "))]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": Path(__file__).parents[2]}
-    processes = [subprocess.Popen(line, env=os.environ | shared | {"RANK": str(rank)}, **pipes) for rank in range(2)]  # type: ignore[call-overload]
-    try:
-        yield processes
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    return ranks(2, "-c", START.replace("BODY", body.strip().replace("\n", "\n        ")), **variables)
 
 
-def said(process: subprocess.Popen[str], code: int = 1) -> str:
+def said(process: Program, code: int = 1) -> str:
     """What a process has printed when it ends by itself, with this exit code."""
-    output, _ = process.communicate(timeout=100)
+    output = "".join(process.communicate(timeout=100))
     assert process.returncode == code, output
     return output
 
 
-def named(process: subprocess.Popen[str]) -> str:
+def named(process: Program) -> str:
     return f"rank 1 (pid {process.pid} on {socket.gethostname()}) "
 
 

@@ -21,7 +21,7 @@ from discern.training import checkpoint
 from discern.training.config import TrainConfig
 from discern.training.distributed import Ranks, check_ranks
 from tests.data.small_text import made_up, plain
-from tests.distributed.group import launch
+from tests.processes import run_ranks
 from tests.small.run import make_run
 from tests.small.task import small_request
 
@@ -37,7 +37,6 @@ from discern.errors import ConfigError, DataError
 from discern.pretraining.adapt import adapt
 from discern.pretraining.bench import bench
 from discern.progress import Silent
-sys.path.insert(0, os.getcwd())
 from tests.small.task import Finetuning, finetune, sweep
 
 world, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ.get("RANK", "0"))
@@ -140,7 +139,7 @@ def trained(world: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]
     for processes, body, parallel in ((1, TRAIN, "ddp"), (2, TRAIN + DIFFER, "fsdp")):
         folders.append(tmp_path_factory.mktemp(parallel))
         (folders[-1] / "program.py").write_text(body)
-        launch(processes, str(folders[-1] / "program.py"), str(world), str(folders[-1]), parallel)
+        run_ranks(processes, folders[-1] / "program.py", world, folders[-1], parallel)
     return folders
 
 

@@ -8,9 +8,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
+@pytest.mark.slow
 def test_a_section_that_fails_leaves_its_traceback_and_the_others(tmp_path: Path) -> None:
     command = ["sh", "benchmarks/gpu.sh", str(tmp_path), "--small", "--minutes", "4", "--sections", "peers", "techniques"]
     environment = os.environ | {"PYTHON": sys.executable, "GPU_FAIL": "techniques", "CUDA_VISIBLE_DEVICES": ""}

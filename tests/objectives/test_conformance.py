@@ -160,6 +160,7 @@ def compiled() -> dict[str, dict[str, list[float]]]:
     return figures
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPILED)
 def test_compiled_encoders_give_the_same_losses_and_gradients(compiled: dict[str, dict[str, list[float]]], name: str) -> None:
     assert compiled[name]["compiled"] == pytest.approx(compiled[name]["eager"], rel=1e-4, abs=1e-6)

@@ -1,13 +1,12 @@
 """Pre-training of preset tiny, in this process or in one of its own, and what a run leaves behind."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from discern.pretraining.run import pretrain
 from discern.progress import Silent
+from tests.processes import Program
 
 FAST = ("train.checkpoint_every_steps=3", "train.log_every_steps=5")
 CONSTANT = ("optimizer.schedule=constant", "optimizer.warmup_steps=1")
@@ -36,11 +35,11 @@ def train(data: Path, out: Path, steps: int, *overrides: str, **options: Any) ->
     return "\n".join(notes.lines)
 
 
-def start(data: Path | str, out: Path, steps: int, *overrides: str, options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
+def start(data: Path | str, out: Path, steps: int, *overrides: str, options: tuple[str, ...] = ()) -> Program:
     """Train in a process of its own, as a user does."""
-    line = [sys.executable, "-m", "discern", "pretrain", "--preset", "tiny", "--data", str(data), "--out", str(out), *options]
+    line = ["-m", "discern", "pretrain", "--preset", "tiny", "--data", str(data), "--out", str(out), *options]
     line += [word for setting in (f"train.max_steps={steps}", *FAST, *overrides) for word in ("--set", setting)]
-    return subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    return Program(*line)
 
 
 def weights(out: Path, step: int) -> bytes:

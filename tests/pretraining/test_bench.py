@@ -14,10 +14,21 @@ from discern.objectives.base import Phase
 from discern.pretraining import bench as module
 from discern.pretraining.bench import Timing, bench, time_training
 from discern.progress import Silent
+from discern.training import flops
 from discern.training.distributed import Ranks
+from discern.training.flops import shortest_time
 from discern.training.state import TrainContext
 
 ROWS = 6
+
+
+@pytest.fixture(autouse=True)
+def _quick_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The speed of matrix products is measured for a millisecond each."""
+    for shortened in (module, flops):
+        monkeypatch.setattr(shortened, "shortest_time", lambda product, device, *_: shortest_time(product, device, 0.001))
+
+
 SMALL = ("data.sequence_length=16", f"train.sequences_per_step={ROWS}", "model.num_layers=1")
 
 

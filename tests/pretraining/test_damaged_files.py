@@ -167,11 +167,11 @@ def flip(path: Path, position: int = -100) -> None:
 
 def damages(good: bytes) -> dict[str, bytes]:
     half, garbage = good[: len(good) // 2], bytes(range(128, 256)) * 4
-    return {"empty": b"", "half": half, "garbage": garbage, "a list": b"[]", "an object": b"{}", "nested": b"[" * 100_000}
+    return {"empty": b"", "half": half, "garbage": garbage, "an object": b"{}", "nested": b"[" * 100_000}
 
 
 HARMLESS = {
-    "finetuned/config.toml": {"empty", "half", "a list", "an object", "nested"},
+    "finetuned/config.toml": {"empty", "half", "an object", "nested"},
     "finetuned/seed-0/mistakes-own.jsonl": {"empty", "half"},
     "export/tokenizer_config.json": {"an object"},
     "task/tokenizer_config.json": {"an object"},

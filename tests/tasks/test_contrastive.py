@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,6 +27,7 @@ from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
 from discern.tasks.supervised import Split, outputs_of, supervised
 from tests.interop.small_tokenizers import small_tokenizer
+from tests.processes import run_ranks
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")
 TEXT = TextEncoder(TOKENIZER, special_tokens(TOKENIZER))
@@ -284,7 +283,6 @@ import sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
-sys.path.insert(0, {root!r})
 from safetensors.torch import save_file
 from torch.nn.parallel import DistributedDataParallel
 from discern.corruption.randomness import Randomness
@@ -307,22 +305,19 @@ with join_ranks("cpu") as ranks:
         (loss * ranks.world_size).backward()
         total = ranks.sum_tensor(loss.detach().reshape(1))
         if ranks.writes:
-            found = {{key: each.grad for key, each in made.named_parameters() if each.grad is not None}}
-            save_file({{**found, "loss": total}}, Path(sys.argv[1]) / f"{{name}}.safetensors")
+            found = {key: each.grad for key, each in made.named_parameters() if each.grad is not None}
+            save_file({**found, "loss": total}, Path(sys.argv[1]) / f"{name}.safetensors")
 """
 
 
 def test_two_ranks_share_their_negatives(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(root=str(Path(__file__).parents[2])))
+    program.write_text(PROGRAM)
     tokenizer = tmp_path / "tokenizer.json"
     TOKENIZER.save(str(tokenizer))
     for processes in (1, 2):
         (tmp_path / str(processes)).mkdir()
-        launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"] if processes > 1 else []
-        line = [sys.executable, *launcher, str(program), str(tmp_path / str(processes)), str(tokenizer)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=300)
-        assert done.returncode == 0, done.stderr[-3000:]
+        run_ranks(processes, program, tmp_path / str(processes), tokenizer)
     for expected, place in (("0", "1/2"), ("0", "2/0"), ("0", "2/2"), ("judged", "2/judged")):
         alone, found = (load_file(tmp_path / f"{each}.safetensors") for each in (f"1/{expected}", place))
         assert found.keys() == alone.keys()

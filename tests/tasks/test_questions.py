@@ -301,7 +301,7 @@ def test_six_questions_are_learned(head: str) -> None:
     optimizer = torch.optim.AdamW(objective.parameters(), lr=3e-3)
     stream = TaskStream({"squad": features}, 0, len(features))
     places = np.arange(len(features))
-    for step in range(250):
+    for step in range(150):
         batch = objective.corrupt(stream.batch(step * len(features) + places, places), Randomness(0, 0, torch.from_numpy(places)))
         term = objective(batch, Randomness(0, 0, torch.from_numpy(places))).terms["squad"]
         assert term.count == len(features)

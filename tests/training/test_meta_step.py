@@ -170,9 +170,11 @@ def test_the_flops_are_those_of_the_shapes() -> None:
         assert found.peak_memory_bytes > 16 * sum(parameter.numel() for parameter in run.objective.parameters())
 
 
-@pytest.mark.parametrize("preset", preset_names())
+@pytest.mark.parametrize(
+    "preset", [name for name in preset_names() if not name.endswith(("-large", "-google", "-plusplus", "-1.75m"))]
+)
 def test_every_preset_is_measured_on_the_meta_device(preset: str) -> None:
-    # Few layers and rows: what differs between presets is the rest.
+    # Few layers and rows: what differs between presets is the rest. Those left out differ in numbers only.
     overrides = ["model.num_layers=2", "train.sequences_per_step=4", "train.micro_batch_size=2", "train.batch_schedule=[]"]
     figures = meta_bench(load_pretrain_config(None, preset, overrides).config, 1000, 0.9)
     assert figures["flops_per_step"] > 0
