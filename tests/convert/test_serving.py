@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from jaxtyping import config as jaxtyping_config
 
 import discern
 from discern.cli.main import main
@@ -37,14 +36,6 @@ from tests.small.run import make_run
 ONNX = Serving(onnx=True)
 SAME_WIDTH = "model.embedding_size=32"
 SAME_WIDTHS = build_config(encoder="bert", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _shapes_unchecked() -> Iterator[None]:
-    """While a graph is traced, sizes are symbols, which a check of shapes would fix to those of the example."""
-    jaxtyping_config.update("jaxtyping_disable", True)
-    yield
-    jaxtyping_config.update("jaxtyping_disable", False)
 
 
 @pytest.fixture(scope="module")

@@ -290,7 +290,7 @@ def _check_weights(
             raise ConfigError(f"{option} is {value:g}, expected {expected}", hint=f"for example {option} 0.5")
     tuning = {"--tune-length": tune_length or None, "--max-lambda": max_weight, "--metric": metric}
     for option in (option for option, value in tuning.items() if value is not None and dev is None):
-        raise ConfigError(f"{option} is for tuning, which needs --dev FILE", hint="n-best lists with references")
+        raise ConfigError(f"{option} is for tuning, which needs --dev FILE", hint="FILE holds n-best lists with references")
     for contradicts, one, other in (
         (tune_length and length_weight is not None, "--tune-length", "--length-weight"),
         (weight is not None and max_weight is not None, "--max-lambda", "--lambda"),
