@@ -36,7 +36,7 @@ test-slow: setup
 
 # The tests that depend most on the versions of other packages: at the lower bounds of pyproject.toml, and at the newest.
 VERSION_TESTS := tests/golden/test_golden.py::test_the_losses_are_those_recorded tests/parity tests/training/test_loop.py \
-	tests/interop/test_huggingface.py tests/convert/test_export.py
+	tests/model_files/test_networks.py tests/model_files/test_export.py
 test-oldest: BOUND := ==
 test-newest: BOUND := >=
 test-oldest test-newest: test-%:

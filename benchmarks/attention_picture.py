@@ -21,8 +21,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 
-from discern.artifacts.run import RunFolder, build_objective, load_run
 from discern.data.tokenizer import load_tokenizer, special_tokens
+from discern.model_files.run import RunFolder, build_objective, load_run
 from discern.models.attention import SelfAttention
 from discern.models.modernbert.encoder import RotaryAttention
 from discern.objectives.base import Objective

@@ -28,11 +28,10 @@ try:
     import torch
     from gpu import KEPT
 
-    from discern.artifacts.run import build_objective
     from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+    from discern.model_files.run import build_objective
     from discern.models import unpadding as span_attention
     from discern.models.config import build_config
-    from discern.models.unpadding import with_spans
     from discern.objectives import objectives
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
     from discern.pretraining.bench import synthetic_context, time_training
@@ -49,7 +48,7 @@ try:
     from discern.training.prefetch import Feed, read_local_batch
     from discern.training.pretrain_config import load_pretrain_config
     from discern.training.state import State, TrainContext
-    from discern.types import TokenBatch
+    from discern.types import TokenBatch, with_spans
 except ModuleNotFoundError as problem:
     raise SystemExit(
         f"error: this python ({sys.executable}) has no module '{problem.name}'\n"
@@ -172,7 +171,7 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor, batch: TokenBatch) -> flo
 def transformers_logits(name: str, network: Any, batch: TokenBatch) -> torch.Tensor:
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    from discern.interop.huggingface import to_huggingface
+    from discern.model_files.huggingface import to_huggingface
 
     with tempfile.TemporaryDirectory() as folder:
         to_huggingface(network, Vocabulary(1000, SPECIAL)).write(Path(folder))

@@ -30,8 +30,8 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from discern.artifacts.run import build_objective
 from discern.data.dataset.shards import TokenData
+from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
 from discern.training.flops import step_flops
 from discern.training.metrics_log import read_metrics

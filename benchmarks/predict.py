@@ -20,8 +20,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from discern.artifacts.finetuned import FinetunedFolder
-from discern.convert.export_finetuned import export_task
+from discern.model_files.finetuned import FinetunedFolder
 from discern.progress import Silent
 from discern.tasks.examples import ClassificationExample
 from discern.tasks.glue import read_glue_file

@@ -26,8 +26,8 @@ from sklearn.preprocessing import StandardScaler
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from discern.artifacts.opening import open_model
 from discern.data.tokenizer import special_tokens
+from discern.model_files.folder import open_model
 from discern.models.base import Encoder
 from discern.tasks.conll import read_conll
 from discern.tasks.examples import TaggingExample

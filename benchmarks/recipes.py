@@ -40,8 +40,8 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.run import build_objective
 from discern.data.dataset.shards import TokenData
+from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
 from discern.training.flops import run_flops
 from discern.training.metrics_log import read_metrics

@@ -17,10 +17,10 @@ import time
 import torch
 from tokenizers import Tokenizer
 
-from discern.artifacts.run import build_objective
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared, special_tokens, vocab_size
 from discern.inference import scorers
 from discern.inference.scoring import ScoringModel, TextScorer
+from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
 from discern.training.pretrain_config import load_pretrain_config
 

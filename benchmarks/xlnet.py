@@ -110,9 +110,9 @@ def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
     import torch
     from transformers import XLNetConfig, XLNetLMHeadModel
 
-    from discern.artifacts.run import build_objective
     from discern.data.batching.synthetic import SPECIAL
-    from discern.interop.xlnet import to_huggingface
+    from discern.model_files.huggingface import network_to_huggingface
+    from discern.model_files.run import build_objective
     from discern.objectives.base import Vocabulary
     from discern.training.pretrain_config import load_pretrain_config
 
@@ -121,7 +121,7 @@ def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
     objective = build_objective(config, vocabulary)
     objective.initialize(0)
     batches = [made_up_batch(objective, request, number) for number in range(4)]
-    exported = to_huggingface(next(iter(objective.networks().values())), vocabulary)
+    exported = network_to_huggingface(next(iter(objective.networks().values())), SPECIAL)
     memory = {"mem_len": request.memory or None, "reuse_len": request.length // 2, "use_mems_train": request.memory > 0}
     model = XLNetLMHeadModel(XLNetConfig(**{**exported.config, **memory, "bi_data": True}))
     model.load_state_dict(exported.tensors, strict=False)

@@ -23,13 +23,16 @@ def imports(path: Path) -> set[str]:
 def test_model_and_corruption_know_nothing_of_ranks_and_files() -> None:
     for room in ("models", "corruption"):
         for path in (SOURCE / room).rglob("*.py"):
-            assert not {name for name in imports(path) if name.startswith(("torch.distributed", "pathlib", "io", "os"))}, path
+            # How a model is stored names paths, in messages.
+            allowed = {"pathlib", "pathlib.Path"} if path.name in ("architecture.py", "huggingface.py") else set()
+            found = {name for name in imports(path) if name.startswith(("torch.distributed", "pathlib", "io", "os"))}
+            assert found <= allowed, path
 
 
-def test_transformers_and_datasets_stay_in_their_rooms() -> None:
+def test_transformers_is_not_imported_and_datasets_where_it_is_read() -> None:
     for path in SOURCE.rglob("*.py"):
         packages = {name.split(".")[0] for name in imports(path)}
-        assert "transformers" not in packages or path.parent.name == "interop", path
+        assert "transformers" not in packages, path
         assert "datasets" not in packages or path.parent.parts[-2:] == ("data", "sources"), path
 
 

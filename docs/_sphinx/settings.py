@@ -12,13 +12,13 @@ from docs._sphinx.pages import code, prose, table
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from discern.artifacts.run import build_objective
 from discern.compare.settings import CompareConfig
 from discern.config.layers import preset_names, preset_summary, usual_vocabulary
 from discern.config.schema import NONE, expectation, flatten, section_model, toml_value
 from discern.data.batching.synthetic import SPECIAL
 from discern.data.config import DataConfig
 from discern.finetuning.settings import FilesConfig, FinetuneSection
+from discern.model_files.run import build_objective
 from discern.models import encoders
 from discern.models.config import config_class
 from discern.objectives import objectives

@@ -6,11 +6,11 @@ from docs._sphinx.metrics import METRICS
 from docs._sphinx.pages import code, prose, table
 
 from discern import errors
-from discern.artifacts import run as run_record
-from discern.artifacts import task_model
 from discern.compare import results as comparison
 from discern.data.dataset import manifest
-from discern.inference import calibration
+from discern.inference import detection
+from discern.model_files import finetuned
+from discern.model_files import run as run_record
 from discern.tasks import tasks
 from discern.training import checkpoint
 
@@ -18,9 +18,9 @@ _CONTENTS = (
     ("data set", "`DATA/manifest.json`", "format_version", manifest.FORMAT_VERSION),
     ("run", "`RUN/run.json`", "format", run_record.FORMAT),
     ("checkpoint", "`RUN/checkpoints/step-N/state.json`", "format", checkpoint.FORMAT),
-    ("fine-tuned model", "`OUT/finetuned.json`", "format", task_model.FORMAT),
-    ("export of a fine-tuned model", "`config.json`, under `discern`", "format", task_model.FORMAT),
-    ("calibrated threshold", "`detection.json`", "format", calibration._FORMAT),
+    ("fine-tuned model", "`OUT/finetuned.json`", "format", finetuned.FORMAT),
+    ("export of a fine-tuned model", "`config.json`, under `discern`", "format", finetuned.FORMAT),
+    ("calibrated threshold", "`detection.json`", "format", detection.CALIBRATION_FORMAT),
     ("comparison", "`OUT/comparison.json` and its results", "format", comparison.FORMAT),
 )
 

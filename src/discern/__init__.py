@@ -32,7 +32,7 @@ _PUBLIC = {
     "export": "discern.api.verbs",
     "finetune": "discern.api.verbs",
     "load": "discern.inference.model",
-    "load_run": "discern.artifacts.run",
+    "load_run": "discern.model_files.run",
     "predict": "discern.api.verbs",
     "prepare": "discern.api.verbs",
     "pretrain": "discern.api.verbs",
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
     from discern.api.verbs import predict as predict
     from discern.api.verbs import prepare as prepare
     from discern.api.verbs import pretrain as pretrain
-    from discern.artifacts.run import load_run as load_run
     from discern.data.dataset.shards import TokenData as TokenData
     from discern.errors import CheckpointError as CheckpointError
     from discern.errors import ConfigError as ConfigError
@@ -61,6 +60,7 @@ if TYPE_CHECKING:
     from discern.inference.model import Model as Model
     from discern.inference.model import load as load
     from discern.inference.scoring import Score as Score
+    from discern.model_files.run import load_run as load_run
     from discern.objectives.base import Objective as Objective
     from discern.progress import Silent as Silent
 

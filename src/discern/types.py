@@ -89,9 +89,8 @@ class TokenBatch:
     spans: Spans | None = None
 
     def to(self, device: torch.device) -> TokenBatch:
-        """The same batch on another device. What only the host reads stays where it is: `slot` and `is_reversed`."""
-        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, slot=self.slot, is_reversed=self.is_reversed)
+        """The same batch on another device. What only the host reads stays where it is: `slot`."""
+        return replace(map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True)), slot=self.slot)
 
     def rows(self, start: int, stop: int) -> TokenBatch:
         """Rows `start` to `stop`, as a micro-batch, without the spans, which belong to the whole."""
@@ -313,3 +312,63 @@ def _filled_up(
     filled = (torch.arange(rows, device=index.device) * length).repeat_interleave(size)
     counts = torch.zeros_like(filled)
     return filled.scatter(0, slots, index), counts.scatter(0, slots, torch.ones_like(index) if counted is None else counted)
+
+
+_NEARLY_FULL = 0.97  # fraction of real tokens from which leaving out padding saves nothing
+
+
+def with_spans(batch: TokenBatch) -> TokenBatch:
+    """The batch with the spans of its real tokens; as it is if padding is between the real tokens of a document.
+
+    It runs on the host: on a GPU, the number of real tokens would have to be read back.
+    """
+    if batch.size == 0:
+        return batch
+    mask, documents = batch.attention_mask, batch.document_ids
+    found = find_spans(batch.input_ids.shape, None if batch.full else mask, documents)
+    if found.has_holes or len(found.offsets) < 2:
+        return batch
+    if found.places is not None and len(found.places) > _NEARLY_FULL * mask.numel():
+        # Padding in spans of its own: most batches of packed rows are full, and compiled code is made for each shape.
+        documents = torch.zeros_like(batch.input_ids) if documents is None else documents
+        found = find_spans(batch.input_ids.shape, None, torch.where(mask, documents, documents.max() + 1))
+    # Rounded up to a power of two, so that compiled code, which is made for each value, is made for few of them.
+    longest, row = int(found.offsets.diff().max()), batch.input_ids.shape[1]
+    return replace(batch, spans=Spans(found.offsets.int(), found.places, min(row, 1 << (longest - 1).bit_length())))
+
+
+@dataclass(frozen=True)
+class FoundSpans:
+    """The spans of some rows: their `offsets` and `places`, as in `Unpadding`, and where they start.
+
+    Attributes:
+        starts: (T - 1,) True where the next token begins a span; None: every row is one span without padding.
+    """
+
+    offsets: Int[Tensor, "spans_and_1"]
+    places: Int[Tensor, "T"] | None = None
+    starts: Bool[Tensor, "T_less_1"] | None = None
+
+    @property
+    def has_holes(self) -> bool:
+        """Whether padding is between two tokens of a span."""
+        return self.places is not None and self.starts is not None and bool(((self.places.diff() != 1) & ~self.starts).any())
+
+
+def find_spans(
+    shape: torch.Size, attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None
+) -> FoundSpans:
+    """The spans of rows of this shape."""
+    batch, length = shape
+    if attention_mask is None and document_ids is None:
+        return FoundSpans(torch.arange(0, batch * length + 1, length))
+    places = None
+    if attention_mask is not None and not attention_mask.all():
+        places = attention_mask.flatten().nonzero().flatten()
+    row = torch.arange(batch).repeat_interleave(length)
+    document = torch.zeros_like(row) if document_ids is None else document_ids.flatten()
+    if places is not None:
+        row, document = row[places], document[places]
+    starts = (row.diff() != 0) | (document.diff() != 0)
+    middle = starts.nonzero().flatten() + 1
+    return FoundSpans(torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places, starts)

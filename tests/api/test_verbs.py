@@ -67,7 +67,7 @@ def test_from_text_to_an_export(work: Path, data: dict[str, Any], run: dict[str,
     card = (work / "exported" / "README.md").read_text()
     assert f"| License of the text | {LICENSE} |" in card
     assert [each["share"] for each in data["overlap"]] == [0.5]
-    assert "| examples that share 13 words in a row with the text: `known.txt`: 50.00% of 2 |" in card
+    assert "| examples that share 13 words in a row with the text: `dev/known.txt`: 50.00% of 2 |" in card
     recorded = json.loads((work / "run" / "run.json").read_text())["overlap"]
     assert [each.keys() & {"share", "found"} for each in recorded] == [{"share"}], "no text of evaluation sets in the run"
     again = discern.export(work / "exported", out=work / "again")
@@ -107,9 +107,9 @@ def test_fine_tuning_and_prediction(work: Path, run: dict[str, Any], tmp_path: P
     assert [line["label"] for line in lines] == [each["label"] for each in discern.load(tmp_path / "out").predict(texts)]
     card = (discern.export(tmp_path / "out", out=tmp_path / "exported") / "README.md").read_text()
     assert f"License of the text that the model was pre-trained on: {LICENSE}." in card
-    with pytest.raises(discern.ConfigError, match="brings its own files"):
+    with pytest.raises(discern.ConfigError, match="has its own files"):
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2", data=tmp_path, train=train)
-    with pytest.raises(discern.ConfigError, match="1 task and 0 data folders"):
+    with pytest.raises(discern.ConfigError, match="found 1 task and 0 data"):
         discern.finetune(work / "run", out=tmp_path / "o", task="sst2")
     with pytest.raises(discern.ConfigError, match="has one"):
         discern.export(tmp_path / "out", out=tmp_path / "o", network="generator")

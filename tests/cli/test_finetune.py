@@ -15,13 +15,13 @@ from torch.distributed.launcher.api import LaunchConfig
 from discern.cli.finetune import _task_lines
 from discern.cli.main import main
 from discern.config.layers import parse_overrides
-from discern.convert.export import export
 from discern.finetuning import run as finetuning
+from discern.model_files.export import export
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.small.run import make_run
 from tests.small.task import Finetuning
+from tests.small.tokenizers import small_tokenizer
 from tests.tasks.data_folder import write
 
 ROWS = ["the model reads the file,good", "a tensor of shape,bad", "returns none,so-so"]
@@ -101,7 +101,7 @@ def test_tasks_go_with_their_folders(asked: list[Finetuning], monkeypatch: pytes
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--task", "rte"], ["got 1 --task and 0 --data", "once for each task"]),
+        (["--task", "rte"], ["found 1 --task and 0 --data", "once for each task"]),
         (["--task", "rte", "--data", "x", "--text", "a"], ["a named task has its own files", "leave out --task"]),
         (["--seeds", "0"], ["--seeds"]),
         (["--nproc", "0"], ["--nproc"]),
@@ -379,7 +379,7 @@ def test_a_tokenizer_that_does_not_fit_is_refused(
     said = capsys.readouterr().err
     assert "the tokenizer has " in said
     assert "entries, but the embeddings " in said
-    assert "put the tokenizer beside the model that it was trained with" in said
+    assert "use the tokenizer that the model was trained with" in said
     assert not (tmp_path / "out").exists()
 
 

@@ -46,7 +46,7 @@ class Model(Section):
         ({1: (2, {3})}, {"1": [2, [3]]}),
         (True, True),
         ("text", "text"),
-        (b"bytes", "b'bytes'"),
+        (b"bytes", "bytes"),
         (float, "<class 'float'>"),
     ],
 )

@@ -126,7 +126,7 @@ def test_standard_input_and_an_empty_line(run: Path, monkeypatch: pytest.MonkeyP
     assert call(monkeypatch, "score", run) == 1
     printed = capsys.readouterr()
     assert printed.out.endswith("\tcats\n")
-    assert "standard input:2: the line is empty" in printed.err
+    assert "standard input:2 is empty" in printed.err
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(isatty=lambda: True))
     assert call(monkeypatch, "score", run) == 2
     assert "pipe in sentences" in capsys.readouterr().err

@@ -18,7 +18,6 @@ import pytest
 import torch
 
 import discern.compare.run as module
-from discern.artifacts.run import load_run
 from discern.compare.dry_run import dry_run
 from discern.compare.plan import plan_comparison
 from discern.compare.results import check_results, units
@@ -28,6 +27,7 @@ from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
+from discern.model_files.run import load_run
 from discern.pretraining.run import pretrain
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME

@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.artifacts.run import CHECKPOINTS
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
+from discern.model_files.run import CHECKPOINTS
 from discern.pretraining.evaluate import evaluate
 from discern.progress import Silent
 from discern.training import checkpoint

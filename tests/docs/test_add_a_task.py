@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from discern.convert.export_finetuned import export_task
 from discern.errors import ConfigError
 from discern.finetuning.evaluate import evaluate_finetuned
 from discern.inference.predict import predict
+from discern.model_files.export import export
 from discern.progress import Silent
 from discern.tasks import tasks
 from tests.small.run import make_run
@@ -77,7 +77,7 @@ def test_the_example_of_a_family_is_used_afterwards(data: Path, tmp_path: Path) 
     (said,) = predicted(tmp_path / "out", "where is it", [])
     assert set(said) == {"row", "id", "label", "probabilities", "is_sure"}
     assert evaluate_finetuned(tmp_path / "out", data, progress=Silent())["examples"] == 30
-    assert export_task(tmp_path / "out", out=tmp_path / "export", progress=Silent()).task == "sure-kind"
+    assert export(tmp_path / "out", out=tmp_path / "export", progress=Silent(), warn=pytest.fail).task == "sure-kind"
     del tasks._targets["sure-kind"]
     with pytest.raises(ConfigError, match="'sure-kind' is of the family 'kinds', which is not installed here"):
         predicted(tmp_path / "out", "where is it", [])

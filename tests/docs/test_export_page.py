@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import transformers
 
-from discern.convert.export import export
+from discern.model_files.export import export
 from discern.progress import Silent
 from tests.small.run import make_run
 

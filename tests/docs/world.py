@@ -18,7 +18,7 @@ from pathlib import Path
 from tests.docs.pages import ROOT, prose
 from tests.support import run_python
 
-CHECKPOINT = ROOT / "tests" / "interop" / "data" / "electra-tiny"
+CHECKPOINT = ROOT / "tests" / "model_files" / "data" / "electra-tiny"
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 CHINESE = "房间很干净，服务员的态度也好早餐不错位置方便下次还会来酒店电脑书价格便宜质量".replace("，", "")
 STEPS = "--set train.max_steps=4 --set train.sequences_per_step=4"

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from discern.artifacts.run import COUNTS_FILE, counts_text
 from discern.cli.doctor import doctor
 from discern.cli.main import main
 from discern.data.dataset.shards import TokenData
 from discern.doctor.checks import CPU_TORCH, Diagnosis, examine
 from discern.errors import CheckpointError, DataError
+from discern.model_files.run import COUNTS_FILE, counts_text
 from discern.progress import Silent
 from tests.pretraining.test_evaluate import prepared
 from tests.small.run import make_run

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 import discern
-from discern.artifacts.export_folder import FILES
-from discern.artifacts.opening import open_model
 from discern.data.tokenizer import load_tokenizer
 from discern.inference.detection import detect
+from discern.model_files.export import FILES
+from discern.model_files.folder import open_model
 from discern.progress import Silent
 
 MODELS = sorted(path.parent for path in (Path(__file__).parents[2] / "examples" / "models").glob("*/config.json"))

@@ -13,6 +13,7 @@ from discern.cli.main import main
 from discern.errors import ConfigError, DataError
 from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
 from discern.inference.predict import predict
+from discern.model_files.folder import open_model
 from discern.progress import Silent
 from discern.tasks.base import Labels
 from tests.small.finetuned import MULTI, NUMBER, SINGLE, SPANS, TAGS, Made, make_finetuned
@@ -95,7 +96,7 @@ def test_a_named_task_takes_a_file_or_its_folder(folders: Path, tmp_path: Path) 
         evaluated(folders / "mnli", bare)
     assert "discern predict" in str(caught.value.hint)
     with pytest.raises(DataError, match="has no labels to evaluate on"):
-        labeled_examples(folders / "mnli", bare, progress=Silent())
+        labeled_examples(open_model(folders / "mnli", warn=pytest.fail), bare)
 
 
 def test_unknown_labels_and_missing_columns(folders: Path, tmp_path: Path) -> None:
@@ -131,6 +132,6 @@ def test_the_verb(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().out.startswith("own: accuracy ")
     assert call(folders / "single", "--data", data, "--sequences", 5) == 2
     assert call(folders / "single", "--data", data, "--batch-size", 4) == 2
-    assert "--batch-size is for runs" in capsys.readouterr().err
+    assert "--batch-size are for runs" in capsys.readouterr().err
     assert call(tmp_path, "--seed", 1) == 2
     assert "are for fine-tuned models" in capsys.readouterr().err

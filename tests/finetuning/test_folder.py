@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from discern.convert.export import export
 from discern.errors import ConfigError, DataError
 from discern.finetuning import seed as finetune_seed
 from discern.finetuning.folder import keep_precision, prepare_folder
+from discern.model_files.export import export
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
 from discern.training import loop

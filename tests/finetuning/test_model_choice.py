@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from discern.artifacts.encoder import LoadedEncoder
-from discern.artifacts.finetuned import FinetunedFolder
 from discern.errors import ConfigError, DataError
 from discern.finetuning.run import choose_encoder
-from tests.interop.small_tokenizers import small_tokenizer
+from discern.model_files.finetuned import FinetunedFolder
+from discern.model_files.folder import LoadedEncoder
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
+from tests.small.tokenizers import small_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,14 @@ import pytest
 import torch
 
 import discern
-from discern.api.exporting import serving_of
-from discern.artifacts.opening import open_model
-from discern.convert.export_finetuned import export_task
-from discern.convert.serving import Serving
 from discern.errors import ConfigError, DataError
-from discern.finetuning.evaluate import evaluate_finetuned
-from discern.finetuning.own_tasks import without_own_task
+from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
+from discern.finetuning.own_tasks import requested_tasks
 from discern.finetuning.run import check_plan
 from discern.inference.predict import predict
+from discern.model_files.export import Exported, export
+from discern.model_files.folder import open_model
+from discern.model_files.serving import Serving
 from discern.progress import Silent
 from discern.tasks.contrastive_loss import Vectors, cosent, info_nce
 from discern.training.distributed import Ranks
@@ -49,6 +48,10 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def write_export(model: Path, out: Path, serving: Serving = Serving()) -> Exported:
+    return export(model, out=out, serving=serving, progress=Silent(), warn=pytest.fail)
+
+
 def request(work: Path, out: Path, train: str = "train.csv", dev: str | None = None, *more: str) -> Finetuning:
     files = [f"files.train='{work / train}'", *([f"files.dev='{work / dev}'"] if dev else [])]
     return Finetuning(str(work / "run"), out, overrides=("files.task=pairs", *files, *FAST, *more))
@@ -72,7 +75,7 @@ def trained(work: Path) -> tuple[Path, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def exported(work: Path, trained: tuple[Path, dict[str, Any]]) -> Path:
-    export_task(trained[0], out=work / "st", progress=Silent())
+    write_export(trained[0], work / "st")
     return work / "st"
 
 
@@ -165,18 +168,21 @@ def test_the_loss_of_judged_pairs_is_that_of_sentence_transformers(exported: Pat
     assert float(cosent(vectors, scores, temperature=0.05)) == pytest.approx(float(theirs), abs=1e-4)
 
 
-def test_eight_bits_are_compared_on_the_texts_that_are_named(work: Path, trained: tuple[Path, dict[str, Any]]) -> None:
+def test_eight_bits_are_compared_on_the_texts_that_are_named(
+    work: Path, trained: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     pytest.importorskip("onnxruntime")
-    asked: dict[str, Any] = {"form": None, "sentence_transformers": False, "pooling": None, "normalize": False, "max_loss": None}
-    for texts in (None, work / "train.csv"):
-        serving = serving_of(trained[0], **asked, onnx=True, int8=True, compare_on=texts, task=None, seed=None, progress=Silent())
-        assert (serving.texts, serving.labeled) == (texts, None)
+    for texts, named in ((None, "English sentences of discern"), (work / "train.csv", "train.csv")):
+        serving = Serving(onnx=True, int8=True, texts=texts, labeled=labeled_examples)
+        done = write_export(trained[0], tmp_path / "out", serving)
+        assert done.parity is not None
+        assert (done.parity["compared_on"], done.parity["scores"]) == (named, {})
 
 
 def test_another_pooling_than_the_trained_one_is_refused(trained: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     serving = Serving(sentence_transformers=True, pooling="cls")
     with pytest.raises(ConfigError, match="--pooling is 'cls', but the model was trained with 'mean-all'"):
-        export_task(trained[0], out=tmp_path / "out", serving=serving, progress=Silent())
+        write_export(trained[0], tmp_path / "out", serving)
 
 
 def test_a_card_says_what_it_is(exported: Path) -> None:
@@ -203,7 +209,7 @@ def test_crops_of_texts_and_judged_pairs_are_learned_from_with_fewer_layers(work
     crops = request(work, tmp_path / "crops", "train.csv", "judged.csv", "train.max_steps=2", "finetune.layers=1")
     crops = replace(crops, overrides=(*crops.overrides, f"files.train='{tmp_path / 'raw.txt'}'", "task.positives=crop"))
     assert finetune(replace(crops, overrides=(*crops.overrides, "finetune.dropout=0")), Silent())["metric"] == "spearman"
-    export_task(tmp_path / "crops", out=tmp_path / "cropped", progress=Silent())
+    write_export(tmp_path / "crops", tmp_path / "cropped")
     assert json.loads((tmp_path / "cropped" / "config.json").read_text())["num_hidden_layers"] == 1
     texts = [first for first, _ in PAIRS]
     np.testing.assert_allclose(*(discern.load(tmp_path / each).encode(texts) for each in ("crops", "cropped")), atol=1e-5)
@@ -226,7 +232,7 @@ def test_an_xlnet_learns_vectors_in_its_own_framing_alone(work: Path, tmp_path: 
     ):
         prepare_finetuning(replace(short, overrides=(*short.overrides, "finetune.frame=cls-first")), Silent())
     finetune(short, Silent())
-    export_task(tmp_path / "out", out=tmp_path / "exported", progress=Silent())
+    write_export(tmp_path / "out", tmp_path / "exported")
     assert "to a vector of 32 components" in (tmp_path / "exported" / "README.md").read_text()
     texts = [first for first, _ in PAIRS[:3]]
     np.testing.assert_allclose(*(discern.load(tmp_path / each).encode(texts) for each in ("out", "exported")), atol=1e-5)
@@ -249,9 +255,9 @@ def test_wrong_settings_are_refused_before_training(work: Path, tmp_path: Path) 
     with pytest.raises(DataError, match="single pair"):
         prepare_finetuning(request(work, tmp_path / "out", "one.csv", "judged.csv"), Silent())
     assert not (tmp_path / "out").exists()
-    for names, data, train in ((["pairs", "sst2"], False, True), (["pairs"], True, False), (["pairs"], False, False)):
+    for names, data, train in ((["pairs", "sst2"], [], "a"), (["pairs"], [work], "a"), (["pairs"], [], None)):
         with pytest.raises(ConfigError):
-            without_own_task(names, has_data=data, has_train=train)
+            requested_tasks(names, data, {"train": train})
 
 
 def test_passes_need_whole_weights(work: Path, tmp_path: Path) -> None:

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from discern.artifacts.finetuned import SCORES_FILE, seed_folder, write_json
 from discern.finetuning.results import spread, summarize
 from discern.finetuning.seed import FinetunePlan
+from discern.model_files.finetuned import SCORES_FILE, seed_folder
 from discern.progress import Silent
+from discern.storage.checksums import write_json
 from tests.small.run import make_run
 from tests.small.task import Finetuning, prepare_finetuning
 from tests.tasks.data_folder import write

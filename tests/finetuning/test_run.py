@@ -13,7 +13,6 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.artifacts.finetuned import FinetunedFolder
 from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError
 from discern.finetuning import seed as finetune_seed
@@ -21,6 +20,7 @@ from discern.finetuning import sweep as sweeping
 from discern.finetuning.seed import FinetunePlan
 from discern.finetuning.settings import Recipe, given_settings, load_finetune_config
 from discern.finetuning.task_files import find_files
+from discern.model_files.finetuned import FinetunedFolder
 from discern.models.config import ModelConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.progress import Silent

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from discern.artifacts.finetuned import seed_folder
 from discern.errors import ConfigError, DataError
 from discern.finetuning import sweep as sweeping
 from discern.finetuning.seed import FinetunePlan
 from discern.finetuning.submission import SUBMISSION_FILES, check_submission
+from discern.model_files.finetuned import seed_folder
 from discern.progress import Silent
 from tests.small.run import make_run
 from tests.small.task import Finetuning, finetune, sweep

@@ -12,8 +12,8 @@ from discern.inference.scoring import ScoringModel, TextScorer
 from discern.models.config import build_config
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
+from tests.small.tokenizers import small_tokenizer
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")
 SPECIAL = special_tokens(TOKENIZER)

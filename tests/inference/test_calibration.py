@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from discern.cli.detect import detect as detect_command
-from discern.convert.export import export
 from discern.corruption.masking import maskable_positions, quota
 from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
@@ -22,24 +21,18 @@ from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
-from discern.inference.calibration import (
-    TokenPredictions,
-    calibrate,
-    chosen_threshold,
-    detect_corrupted,
-    find_threshold,
-    head_fingerprint,
-)
-from discern.inference.detection import load_detection_model, load_detector
-from discern.inference.proposals import proposer_of
+from discern.inference.calibration import TokenPredictions, calibrate, detect_corrupted, find_threshold
+from discern.inference.detection import chosen_threshold, head_fingerprint, load_detection_model, load_detector
+from discern.inference.proposals import Proposer
 from discern.inference.threshold_curve import Rates, ThresholdCurve
-from discern.interop.names import CALIBRATION_NAME
+from discern.model_files.export import export
 from discern.models.base import Network
 from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import Embeddings
 from discern.models.heads import ReplacedTokenHead
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
+from discern.storage.hub import CALIBRATION_NAME
 from tests.inference.test_proposals import SIZES, V, network
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run
@@ -113,8 +106,6 @@ def test_nothing_and_one() -> None:
     assert empty.reaching(0.5) is None
     assert empty.most_precise() is None
     assert ThresholdCurve([0.3], [True]).reaching(1.0) == Rates(0.3, 1.0, 1.0, 1.0, 1, 1)
-    with pytest.raises(ValueError, match="the same length"):
-        ThresholdCurve([0.3], [True, False])
 
 
 def test_neighboring_floats_stay_apart() -> None:
@@ -184,7 +175,7 @@ def stream() -> ExampleStream:
 def test_every_token_that_is_not_special_is_judged_once(kind: str) -> None:
     rows = stream()
     answers = detect_corrupted(
-        discriminator(), proposer_of(network(kind), SPECIAL), rows, corruption=0.3, sequences=0, progress=Silent()
+        discriminator(), Proposer(network(kind), SPECIAL), rows, corruption=0.3, sequences=0, progress=Silent()
     )
     batch = rows.batch(np.arange(rows.num_rows), np.arange(rows.num_rows))
     assert len(answers.probability) == int(maskable_positions(batch).sum())
@@ -198,7 +189,7 @@ def test_batches_and_other_rows_change_nothing(tokens: int) -> None:
     def answers(tokens_per_batch: int) -> TokenPredictions:
         return detect_corrupted(
             discriminator(),
-            proposer_of(network("masked"), SPECIAL),
+            Proposer(network("masked"), SPECIAL),
             stream(),
             corruption=0.2,
             sequences=5,

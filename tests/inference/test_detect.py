@@ -10,15 +10,12 @@ import pytest
 from tokenizers import Tokenizer
 
 from discern.cli.detect import detect as detect_command
-from discern.convert.export import export
 from discern.data.tokenizer import TokenTexts, load_tokenizer
-from discern.inference import detect as work
-from discern.inference.detect import PageTexts
-from discern.inference.detection import Detection
-from discern.inference.texts import InputText
+from discern.inference import detection as work
+from discern.model_files.export import export
 from discern.progress import Silent
-from tests.interop.small_tokenizers import KINDS, small_tokenizer
 from tests.small.run import make_run
+from tests.small.tokenizers import KINDS, small_tokenizer
 
 SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "modern-cpu"
 TEXT = "<script> was released in the United States."
@@ -73,12 +70,13 @@ def test_what_has_no_room_is_left_out_and_said(
     assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 4
 
 
-def test_the_first_text_always_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_text_always_has_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(work, "MAX_TOKENS", 1)
-    texts = PageTexts()
-    for number in (1, 2):
-        texts.add(InputText("x", number, "a b"), Detection("a b", ["a", "b"], [(0, 1), (2, 3)], [0.1, 0.2]))
-    assert (len(texts.kept), texts.left_out) == (1, 1)
+    (tmp_path / "a.txt").write_text("The town.\nThe river.\n")
+    detect_command(SHIPPED, tmp_path / "a.txt", html=tmp_path / "page.html")
+    assert "shows the first 1 texts; 1 more do not fit" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -16,18 +16,18 @@ import pytest
 import torch
 from rich.console import Console
 
-from discern.cli import detection_text
+from discern.cli import detect as detection_text
 from discern.cli.detect import detect as detect_command
-from discern.convert.export import export
 from discern.data.tokenizer import load_tokenizer
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.inference.detection import Detection, detect, detect_each, detect_replaced, load_detection_model, load_detector
 from discern.inference.texts import InputText
+from discern.model_files.export import export
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.storage.checksums import write_recorded
-from tests.interop.small_tokenizers import HARD
 from tests.small.run import make_run
+from tests.small.tokenizers import HARD
 
 LONG = "The chef cooked the meal and the naïve guests ate purple elephants. " * 9
 ROOM = 30
@@ -131,8 +131,8 @@ def test_an_empty_text_has_no_tokens(made: tuple[Path, Objective]) -> None:
 def test_a_long_text_is_judged_in_windows_and_says_so(made: tuple[Path, Objective]) -> None:
     said: list[str] = []
     (seen,) = found(made[0] / "run", LONG, warn=said.append)
-    assert said == [f"the text is longer than the {ROOM} tokens that the model was trained on: read in overlapping windows"]
     ids = ids_of(made, LONG)
+    assert said[0].startswith(f"text 1: {len(ids)} tokens, and the model was trained on {ROOM} at a time: read in overlapping")
     assert len(seen.replaced_probability) == len(ids) > 3 * ROOM
     # Computed by hand: the windows start at 0, 15, 30, ...; token 20 has 9 tokens to its right in the first, 5 to its left in
     # the second, so the first counts; token 25 has 4 in the first and 10 in the second.
@@ -146,7 +146,7 @@ def test_a_long_text_is_judged_in_windows_and_says_so(made: tuple[Path, Objectiv
 def test_several_long_texts_are_counted(made: tuple[Path, Objective]) -> None:
     said: list[str] = []
     found(made[0] / "run", LONG, "short", LONG, warn=said.append)
-    assert said[0].startswith(f"2 of 3 texts are longer than the {ROOM} tokens")
+    assert said[1] == "2 of 3 texts were read in several windows"
 
 
 def test_a_generator_is_refused(made: tuple[Path, Objective]) -> None:
@@ -168,7 +168,7 @@ def test_other_folders_are_refused(made: tuple[Path, Objective], tmp_path: Path)
     with pytest.raises(DataError, match=r"neither a run nor a config\.json"):
         found(tmp_path, "x")
     (tmp_path / "config.json").write_text('{"model_type": "electra"}')
-    with pytest.raises(CheckpointError, match="is None, expected a whole number"):
+    with pytest.raises(CheckpointError, match="'vocab_size' is missing"):
         found(tmp_path, "x")
     export(made[0] / "run", out=tmp_path / "model", network="discriminator", progress=Silent(), warn=pytest.fail)
     write_recorded(tmp_path, {"config.json": (tmp_path / "model" / "config.json").read_bytes()})
@@ -297,7 +297,7 @@ def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys
         ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
         ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--threshold cannot be combined with --calibrate"),
         ({"calibrate": Path("data"), "text_field": "body"}, 2, "--text-field cannot be combined with --calibrate"),
-        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--out and --html cannot be combined with --evaluate"),
+        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--html cannot be combined with --evaluate"),
         ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
         ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
         ({"input": Path("fine.txt"), "out": Path("fine.txt")}, 2, "fine.txt is the input"),

@@ -14,6 +14,7 @@ import discern
 from discern.cli.main import main
 from discern.errors import ConfigError, DataError
 from discern.inference import embed_file, vector_files
+from discern.inference.embed import unit_vectors
 from discern.inference.embed_file import embed, input_texts
 from discern.progress import Silent
 from tests.small.run import make_run
@@ -117,7 +118,7 @@ def test_the_nearest_stored_vectors(work: Path, tmp_path: Path) -> None:
 def test_blocks_of_texts_and_of_stored_vectors_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     random = np.random.default_rng(0)
     queries, stored = (random.standard_normal((count, 4)).astype(np.float32) for count in (7, 23))
-    cosines = vector_files._unit(queries) @ vector_files._unit(stored).T
+    cosines = unit_vectors(queries) @ unit_vectors(stored).T
     expected = np.argsort(-cosines, axis=1)[:, :5]
     monkeypatch.setattr(vector_files, "_ROWS", 4)
     monkeypatch.setattr(vector_files, "_QUERIES", 3)

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from discern.cli.fill import fill as fill_command
-from discern.convert.export import export
 from discern.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, vocab_size
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.inference.fill import FilledToken, fill, fill_masks, load_filler, reading_masks, window_start
+from discern.model_files.export import export
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
-from tests.interop.small_tokenizers import KINDS, small_tokenizer
 from tests.small.run import make_run
+from tests.small.tokenizers import KINDS, small_tokenizer
 
 ROOM = 30
 TEXT = "The [MASK] ate the meal."
@@ -92,7 +92,7 @@ def test_a_bert_of_somebody_else_fills_masks(made: tuple[Path, Objective], tmp_p
         assert each.probability == pytest.approx(float(theirs[reading.token_to_id(each.token)]), abs=1e-5)
     BertModel(model.config).save_pretrained(tmp_path / "bare")
     (tmp_path / "bare" / "tokenizer.json").write_bytes(tokenizer)
-    with pytest.raises(CheckpointError, match=r"no pre-training head.*\n.*BertForMaskedLM"):
+    with pytest.raises(CheckpointError, match="has no pre-training head"):
         filled(tmp_path / "bare", TEXT)
 
 

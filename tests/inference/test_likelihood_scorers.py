@@ -13,8 +13,8 @@ from discern.inference import scorers
 from discern.inference.likelihood_scorers import PseudoLikelihood, TwoTowerLikelihood, generator_likelihood
 from discern.inference.scoring import CorpusScore, Score, ScoredWindow, ScoringModel
 from discern.models.base import Network
+from discern.models.two_stream import Factorization
 from discern.models.xlnet.encoder import XLNetEncoder
-from discern.models.xlnet.two_stream import Factorization
 from tests.inference.small_scorers import SPECIAL, TEXTS, TOKENIZER, ids_of, make_objective, make_scorer
 from tests.parity.small_xlnet import build_network, counterpart, sizes
 

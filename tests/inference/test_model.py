@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import discern
-from discern.convert.export import export
 from discern.data.tokenizer import load_tokenizer
 from discern.inference import model as library
 from discern.inference.detection import detect
 from discern.inference.fill import fill
 from discern.inference.predict import refuse_other_than_list, refuse_other_than_texts
 from discern.inference.scoring import load_scorer
+from discern.model_files.export import export
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from tests.small.finetuned import SINGLE, make_finetuned
@@ -116,7 +116,7 @@ def test_a_long_text_is_read_in_windows_and_says_so(made: tuple[Path, Objective]
     np.testing.assert_allclose(long[25], second[11], atol=1e-5)
     with pytest.warns(UserWarning, match="the rest is not read"):
         np.testing.assert_allclose(run.encode([LONG], pooling="first")[0], first[0], atol=1e-5)
-    with pytest.warns(UserWarning, match="read in windows"):
+    with pytest.warns(UserWarning, match="read in overlapping windows"):
         run.detect(LONG)
 
 

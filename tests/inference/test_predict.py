@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 
 import discern
-from discern.artifacts.finetuned import FinetunedFolder
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference import predict as module
 from discern.inference.predict import predict
+from discern.model_files.finetuned import FinetunedFolder
 from discern.progress import Silent
 from discern.tasks.prediction_input import input_examples
 from discern.tasks.supervised import outputs_of

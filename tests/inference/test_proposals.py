@@ -7,13 +7,13 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from discern.inference.proposals import MaskedProposer, Proposals, TwoTowerProposer, propose, proposer_of
+from discern.inference.proposals import Proposals, Proposer, propose
 from discern.models.base import Network
 from discern.models.config import build_config
 from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import Embeddings
 from discern.models.heads import MaskedLMHead
-from discern.models.two_tower import two_tower_generator
+from discern.models.two_tower.encoder import two_tower_generator
 from tests.parity.small_networks import make_noisy
 from tests.support import SPECIAL
 
@@ -37,7 +37,7 @@ def network(kind: str) -> Network:
 def asked(
     kind: str, texts: Sequence[Sequence[int]], window_size: int = 14, count: int = 5, tokens: int = 4096
 ) -> list[list[Proposals]]:
-    return propose(proposer_of(network(kind), SPECIAL), texts, window_size, count, lambda _: None, tokens)
+    return propose(Proposer(network(kind), SPECIAL), texts, window_size, count, lambda _: None, tokens)
 
 
 def by_hand(kind: str, ids: list[int], place: int) -> torch.Tensor:
@@ -87,5 +87,6 @@ def test_no_more_than_the_vocabulary_is_named() -> None:
 
 
 def test_each_generator_is_asked_in_its_own_way() -> None:
-    assert isinstance(proposer_of(network("masked"), SPECIAL), MaskedProposer)
-    assert isinstance(proposer_of(network("two-tower"), SPECIAL), TwoTowerProposer)
+    places = torch.tensor([True, False, True])
+    assert Proposer(network("masked"), SPECIAL).rows_to_predict(places).tolist() == [[True, False, False], [False, False, True]]
+    assert Proposer(network("two-tower"), SPECIAL).rows_to_predict(places).tolist() == [[True, False, True]]

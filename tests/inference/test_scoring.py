@@ -14,13 +14,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from discern.artifacts.export_folder import SETTINGS_NAME
-from discern.convert.export import export
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference import PREFERRED, score_file, scorers
 from discern.inference.rows import batches
 from discern.inference.score_file import score_lines
 from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer
+from discern.model_files.export import export
+from discern.model_files.huggingface import SETTINGS_NAME
 from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.storage.checksums import remove_recorded, write_recorded
@@ -223,9 +223,9 @@ def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
     assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
 
 
-def test_of_an_xlnet_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
+def test_of_a_network_with_a_query_stream_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=mlm", "model.encoder=xlnet", "model.embedding_size=32"])
-    with pytest.raises(ConfigError, match=r"needs an XLNet.*it has an XLNet trained by 'mlm'\n.*--scorer pll"):
+    with pytest.raises(ConfigError, match=r"needs a network with a query stream.* trained by 'mlm'\n.*--scorer pll"):
         load_scorer(tmp_path / "run", "permutation-lm", warn=pytest.fail)
 
 
@@ -310,8 +310,8 @@ def test_sentences_longer_than_the_model_are_told_of(runs: Path, tmp_path: Path)
     assert [score.windows > 1 for score in lines_of(runs, tmp_path / "a", warnings)] == [False, True, False, True]
     first, whole = warnings
     assert first.startswith(f"{tmp_path / 'a'}:2: ")
-    assert "trained on 14 at a time: scored in" in first
-    assert whole == "2 of 4 sentences were scored in several windows"
+    assert "trained on 14 at a time: read in" in first
+    assert whole == "2 of 4 texts were read in several windows"
 
 
 @pytest.mark.parametrize(("line", "why"), [("", "is empty"), ("  \t", "is empty"), ("\u200b", "contains nothing that the")])
@@ -320,7 +320,7 @@ def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, 
     scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
     blocks = score_lines(scorer, tmp_path / "a", Silent(), pytest.fail)
     found = next(blocks)
-    with pytest.raises(DataError, match=rf"a:3: the line {why}"):
+    with pytest.raises(DataError, match=rf"a:3 {why}"):
         next(blocks)
     assert [score.text for score in found] == ["the chef", "cats"]
 

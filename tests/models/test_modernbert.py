@@ -12,12 +12,13 @@ import torch
 from pydantic import ValidationError
 
 from discern.corruption.randomness import Randomness
+from discern.models.attention import SelfAttention
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.initialization import initialize
 from discern.models.modernbert.config import ModernBertConfig
-from discern.models.modernbert.encoder import ModernBertEncoder, RotaryAttention
-from discern.models.modernbert.rotary import frequencies, rotation
+from discern.models.modernbert.encoder import ModernBertEncoder
+from discern.models.rotary import frequencies, rotation
 from discern.models.unpadding import Unpadding, visible_in_window
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective
@@ -61,7 +62,7 @@ def reached(encoder: Encoder, length: int, at: int) -> list[int]:
 def test_a_window_reaches_half_its_width_in_each_direction(path: str) -> None:
     config = build_config(**SIZES)
     assert isinstance(config, ModernBertConfig)
-    attention = RotaryAttention(config, window=3)
+    attention = SelfAttention(config, window=3)
     make_noisy(attention)
     hidden = torch.randn(1, 40, 32, generator=torch.Generator().manual_seed(1))
     layout = Unpadding(offsets=torch.tensor([0, 40]))

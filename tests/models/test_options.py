@@ -31,7 +31,8 @@ def attention_of_first_block(encoder: BertEncoder) -> torch.Tensor:
     if encoder.projection is not None:
         hidden = encoder.projection(hidden)
     attention = encoder.blocks[0].attention
-    query, key = (attention._split(part(hidden)) for part in (attention.query, attention.key))
+    heads = attention.num_heads
+    query, key = (part(hidden).unflatten(-1, (heads, -1)).transpose(1, 2) for part in (attention.query, attention.key))
     probabilities = (query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1).mean(0)
     return torch.stack([probabilities[:, place, place - 31 : place + 32] for place in range(31, 33)]).mean(0)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from discern.artifacts.run import build_objective
+from discern.model_files.run import build_objective
 from discern.models.electra.encoder import BertEncoder
 from discern.objectives.base import Objective, Vocabulary
 from discern.objectives.masked import MaskedLanguageModel

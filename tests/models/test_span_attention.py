@@ -18,11 +18,11 @@ from discern.models import encoders
 from discern.models import unpadding as span_attention
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
-from discern.models.two_tower import TwoTowerEncoder
-from discern.models.unpadding import Direction, attend_in_spans, attention_path, visible_in_window, visible_keys, with_spans
+from discern.models.two_tower.encoder import TwoTowerEncoder
+from discern.models.unpadding import Direction, attend_in_spans, span_obstacle, visible_in_window, visible_keys
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.types import TokenBatch
+from discern.types import TokenBatch, with_spans
 from tests.parity.small_networks import make_noisy, token_batch
 from tests.support import SPECIAL, make_batch, settings
 
@@ -193,24 +193,18 @@ def test_why_a_gpu_uses_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "Old GPU")
     network = encoder("bert")
-    assert attention_path(network, torch.device("cpu"), "bfloat16") is None
-    chosen = attention_path(network, gpu, "bfloat16")
-    assert chosen is not None
-    assert chosen.name == "varlen"
-    assert "varlen_attn" in chosen.note
+    assert span_obstacle(network, torch.device("cpu"), "bfloat16") == "the device is no GPU"
+    assert span_obstacle(network, gpu, "bfloat16") is None
 
     def reason(model: Encoder, precision: str = "bfloat16") -> str:
-        found = attention_path(model, gpu, precision)
-        assert found is not None
-        assert found.name == "sdpa"
-        return found.note
+        return span_obstacle(model, gpu, precision) or ""
 
     assert "float32" in reason(network, "float32")
     with span_attention.switched_off():
         assert "switched off" in reason(network)
     network.blocks[1].attention.dropout.probability = 0.1
     assert "attention dropout is 0.1" in reason(network)
-    assert attention_path(network.eval(), gpu, "bfloat16").name == "varlen"  # type: ignore[union-attr]
+    assert span_obstacle(network.eval(), gpu, "bfloat16") is None
     narrow = build_config(encoder="bert", hidden_size=12, embedding_size=12, num_heads=1, attention_dropout=0.0)
     assert "heads of width 12" in reason(build_encoder(build_embeddings(97, 12, narrow), narrow))
     recurrent = build_config(encoder="xlnet", hidden_size=16, embedding_size=16, num_heads=2)

@@ -11,7 +11,7 @@ from discern.models.base import Network
 from discern.models.config import build_config
 from discern.models.embeddings import Embeddings
 from discern.models.initialization import initialize
-from discern.models.two_tower import two_tower_generator
+from discern.models.two_tower.encoder import two_tower_generator
 from tests.paths import on_path
 
 SIZES = build_config(num_layers=2, hidden_size=16, embedding_size=8, num_heads=2, feedforward_size=32, max_positions=16)

@@ -18,9 +18,9 @@ from discern.models.embeddings import Embeddings
 from discern.models.fused_ops import Dropout
 from discern.models.heads import MaskedLMHead
 from discern.models.initialization import initialize
+from discern.models.two_stream import Factorization, Remembering, forget
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.relative_attention import HIDDEN, OTHER, SAME, distances, look, sinusoids
-from discern.models.xlnet.two_stream import Factorization, Remembering, forget
 from tests.parity.small_xlnet import build_network, encoder_of, rows, sizes
 from tests.paths import on_path
 
@@ -244,7 +244,7 @@ def test_dropout_falls_on_tokens_queries_distances_probabilities_and_outputs(mon
 
     with kernels.switched_off():
         part.two_streams(torch.full((2, 8), 5), Factorization(torch.ones(2, 8, 8) > 0, torch.zeros(2, 3, dtype=torch.long)))
-    outside = [(6, 32), (2, 8, 32), (1, 16, 32)]
+    outside = [(1, 16, 32), (6, 32), (2, 8, 32)]
     first = [(4, 2, 8, 8), (4, 2, 3, 8), (22, 32), (22, 32)]
     last = [(4, 2, 3, 8), (6, 32), (6, 32)]
     assert shapes == [*outside, *first, *last, (2, 3, 32)]

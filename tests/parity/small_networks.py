@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discern.interop.huggingface import to_huggingface
+from discern.model_files.huggingface import network_to_huggingface
 from discern.models.base import Network
 from discern.models.config import ModelConfig, build_config
 from discern.models.heads import ReplacedTokenHead
@@ -88,7 +88,7 @@ def counterpart(network: Network, attention: str = "eager") -> Any:
     """The transformers model with the same weights, in evaluation mode."""
     from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
-    exported = to_huggingface(network, VOCABULARY)
+    exported = network_to_huggingface(network, VOCABULARY.special)
     config = ElectraConfig(**exported.config, attn_implementation=attention)
     discriminator = isinstance(network.head, ReplacedTokenHead)
     model = (ElectraForPreTraining if discriminator else ElectraForMaskedLM)(config)

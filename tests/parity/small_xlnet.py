@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from discern.interop.xlnet import to_huggingface
+from discern.model_files.huggingface import network_to_huggingface
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.models.xlnet.encoder import XLNetEncoder
@@ -43,7 +43,7 @@ def counterpart(network: Network, **changes: Any) -> Any:
     """The `XLNetLMHeadModel` with the same weights, in evaluation mode."""
     from transformers import XLNetConfig, XLNetLMHeadModel
 
-    exported = to_huggingface(network, VOCABULARY)
+    exported = network_to_huggingface(network, VOCABULARY.special)
     model = XLNetLMHeadModel(XLNetConfig(**{**exported.config, **changes}))
     missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
     assert set(missing) == {"lm_loss.weight"}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discern.interop.modernbert import to_huggingface
+from discern.model_files.huggingface import network_to_huggingface
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.models.heads import EnergyHead, ReplacedTokenHead
-from discern.models.modernbert.huggingface import to_huggingface as weights_to_huggingface
+from discern.models.modernbert.encoder import ModernBertEncoder
 from tests.parity.small_networks import VOCABULARY, make_noisy
 from tests.paths import on_path
 
@@ -64,7 +64,7 @@ def counterpart(network: Network) -> Any:
     """The model of transformers with the same weights, in evaluation mode, loaded from what an export writes."""
     import transformers
 
-    exported = to_huggingface(network, VOCABULARY)
+    exported = network_to_huggingface(network, VOCABULARY.special)
     model = getattr(transformers, exported.config["architectures"][0])(transformers.ModernBertConfig(**exported.config))
     missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
     assert set(missing) <= {"decoder.weight"}
@@ -153,7 +153,9 @@ def compare_gradients(network: Network, theirs: Any) -> None:
     ours = {f"encoder.{name}": value.grad for name, value in network.encoder.named_parameters()}
     ours |= {f"head.{name}": value.grad for name, value in network.head.named_parameters() if "word_embeddings" not in name}
     expected = {name: value.grad for name, value in theirs.named_parameters()}
-    found = weights_to_huggingface({name: gradient for name, gradient in ours.items() if gradient is not None})
+    found = ModernBertEncoder.architecture.to_huggingface(
+        {name: gradient for name, gradient in ours.items() if gradient is not None}, network.encoder.config
+    )
     assert found.keys() == expected.keys() - {"decoder.weight"}
     for name, gradient in found.items():
         scale = max(float(expected[name].abs().max()), 1e-3)

@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discern.models.base import Network
-from discern.models.xlnet.huggingface import to_huggingface
-from discern.models.xlnet.two_stream import Factorization, Remembering
+from discern.models.two_stream import Factorization, Remembering
 from tests.parity.small_xlnet import build_network, counterpart, encoder_of, rows, sizes
 from tests.paths import on_path
 
@@ -129,7 +128,7 @@ def _compare_gradients(network: Network, theirs: Any, unused: set[str]) -> None:
             assert not ours.any()
             continue
         assert ours.abs().max() > 0, f"{ours_name}: the gradient is zero"
-        ((their_name, shaped),) = to_huggingface({f"encoder.{ours_name}": ours}, encoder.config.num_heads).items()
+        ((their_name, shaped),) = encoder.architecture.to_huggingface({f"encoder.{ours_name}": ours}, encoder.config).items()
         reference = gradients[their_name]
         torch.testing.assert_close(shaped, reference, **TOLERANCE, msg=lambda text, name=ours_name: f"{name}: {text}")
     torch.testing.assert_close(network.head.bias.grad, gradients["lm_loss.bias"], **TOLERANCE)

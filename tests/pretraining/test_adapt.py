@@ -12,8 +12,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from discern.artifacts.run import load_run, read_record
-from discern.convert.export import export
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
@@ -21,6 +19,9 @@ from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.doctor.checks import examine
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.model_files.export import export
+from discern.model_files.run import load_run, read_record
+from discern.models.base import Network
 from discern.objectives.base import Objective
 from discern.pretraining import adapt as module
 from discern.pretraining.adapt import adapt, perplexity
@@ -292,7 +293,7 @@ def test_settings_that_cannot_be_are_refused_before_a_data_set_is_made(
 
 
 def test_an_objective_that_measures_no_words_is_refused(world: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "predicts_words", lambda _: False)
+    monkeypatch.setattr(Network, "predicts_words", False)
     with pytest.raises(ConfigError, match=r"objective 'rtd' has no loss over words"):
         go(world, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -15,13 +15,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discern.artifacts.finetuned import write_json, write_lines
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import load_run, read_record
 from discern.cli.doctor import doctor
 from discern.compare.results import Unit
-from discern.convert.export import export
-from discern.convert.export_finetuned import export_task
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
@@ -29,16 +24,18 @@ from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.doctor.files import accept_folder, check_folder
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
-from discern.inference.calibration import chosen_threshold, head_fingerprint
-from discern.inference.detection import load_detector
+from discern.inference.detection import chosen_threshold, head_fingerprint, load_detector
 from discern.inference.model import load
 from discern.inference.scoring import load_scorer
-from discern.interop.sentence_transformers import read_pooling
+from discern.model_files.export import export
+from discern.model_files.folder import open_model
+from discern.model_files.run import load_run, read_record
+from discern.model_files.serving import read_pooling
 from discern.pretraining.run import fill_folder
 from discern.progress import Silent
 from discern.report.finetuned_page import report_finetuned
 from discern.report.run_page import report
-from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_json, write_lines, write_recorded
 from discern.training import checkpoint
 from discern.training.metrics_log import read_metrics
 from discern.training.pretrain_config import read_written_config
@@ -94,11 +91,15 @@ def threshold(folder: Path) -> float:
     return chosen_threshold(folder, load_detector(folder, ignore), None, ignore).value
 
 
+def read_vectors(folder: Path) -> object:
+    return read_pooling(folder, "cls-first")
+
+
 VERBS: dict[str, dict[str, Verb]] = {
     "run": {"load": read_run, "report": lambda folder: report(folder, None, warn=ignore).read_text(), "detect": threshold},
-    "export": {"open": read_model, "detect": threshold, "embed": read_pooling},
+    "export": {"open": read_model, "detect": threshold, "embed": read_vectors},
     "finetuned": {"predict": read_task, "report": lambda folder: report_finetuned(folder, None).read_text()},
-    "task": {"predict": read_task, "embed": read_pooling},
+    "task": {"predict": read_task, "embed": read_vectors},
     "data": {"train": read_data},
     "unit": {"compare": read_unit},
 }
@@ -125,7 +126,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     make_finetuned(root / "finetuned", own=SINGLE)
     mistakes = [{"text": "the file", "gold": "good", "label": "bad", "badness": 0.75}] * 2
     write_lines(root / "finetuned" / "seed-0" / "mistakes-own.jsonl", mistakes)
-    export_task(root / "finetuned", out=root / "task", progress=Silent())
+    export(root / "finetuned", out=root / "task", progress=Silent(), warn=pytest.fail)
     data = TokenData.open(prepared(root / "data", run / "tokenizer.json"))
     fill_folder(run, load_run(run, warn=pytest.fail).config, read_record(run), data)
     head = head_fingerprint(load_detector(run, pytest.fail).network)

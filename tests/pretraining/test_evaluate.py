@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from discern.cli.evaluate import evaluate as evaluate_command
-from discern.convert.export import export
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.doctor.checks import examine
 from discern.errors import ConfigError, DataError
+from discern.model_files.export import export
 from discern.pretraining.evaluate import evaluate
 from discern.progress import Silent
 from discern.report.run_page import report

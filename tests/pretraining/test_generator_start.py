@@ -3,9 +3,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from discern.artifacts.run import build_objective, load_run
-from discern.convert.export import export
 from discern.errors import ConfigError, DataError, DiscernError
+from discern.model_files.export import export
+from discern.model_files.run import build_objective, load_run
 from discern.objectives.base import Objective
 from discern.pretraining.warm_start import start_generator
 from discern.progress import Silent

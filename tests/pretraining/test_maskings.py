@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from discern.artifacts.run import load_run
 from discern.data.check import check
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
@@ -19,6 +18,7 @@ from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
+from discern.model_files.run import load_run
 from discern.pretraining.estimate import estimate
 from discern.pretraining.run import heldout_stream, plan, pretrain
 from discern.progress import Silent

@@ -13,20 +13,20 @@ import torch
 from safetensors.torch import load_file
 
 import discern
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import load_run
-from discern.convert.export import export
-from discern.convert.import_ import import_model
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
+from discern.model_files.export import export
+from discern.model_files.folder import open_model
+from discern.model_files.import_ import import_model
+from discern.model_files.run import load_run
 from discern.models.modernbert.config import ModernBertConfig
 from discern.pretraining.evaluate import evaluate
 from discern.pretraining.run import pretrain
 from discern.progress import Silent
-from tests.interop.small_tokenizers import GEMMA_NAMES, HARD, gemma
 from tests.pretraining.commands import weights
 from tests.pretraining.test_evaluate import prepared
+from tests.small.tokenizers import GEMMA_NAMES, HARD, gemma
 
 WORDS = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
 MODEL = ["model.encoder=modernbert", "model.embedding_size=32", "model.local_window=8", "model.attention_bias=true"]

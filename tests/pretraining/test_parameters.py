@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discern.artifacts import run
-from discern.artifacts.run import check_parameters
 from discern.errors import ConfigError
 from discern.objectives.base import Vocabulary
+from discern.pretraining import resume
+from discern.pretraining.resume import check_parameters
 from discern.training.pretrain_config import load_pretrain_config
 from tests.support import SPECIAL
 
@@ -24,7 +24,7 @@ def test_parameters_beyond_the_memory_are_refused() -> None:
 
 
 def test_weights_that_are_divided_need_less_of_each_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "machine_memory", lambda _: 9 * 10**9)
+    monkeypatch.setattr(resume, "machine_memory", lambda _: 9 * 10**9)
     large = load_pretrain_config(None, "tiny", ["model.num_layers=64", "model.hidden_size=1536", "model.num_heads=16"]).config
     words, gpu = Vocabulary(1000, SPECIAL), torch.device("cuda", 0)
     with pytest.raises(ConfigError, match=r"take \d\d\.\d GB with gradients.*cuda:0 has 9\.0 GB"):

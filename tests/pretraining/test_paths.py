@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from discern.artifacts.opening import open_model
 from discern.config.layers import read_file
-from discern.convert.export import export
+from discern.model_files.export import export
+from discern.model_files.folder import open_model
 from discern.progress import Silent
 from discern.storage.files import utf8_name, whole_file, write_text
 from tests.pretraining.test_evaluate import prepared

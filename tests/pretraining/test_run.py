@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.artifacts.opening import open_model
 from discern.errors import ConfigError, DataError, DiscernError
+from discern.model_files.folder import open_model
 from discern.pretraining import estimate as module
 from discern.pretraining.estimate import Estimate, estimate
 from discern.pretraining.evaluate import evaluate

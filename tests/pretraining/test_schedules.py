@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import build_objective, vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError
+from discern.model_files.folder import open_model
+from discern.model_files.run import build_objective, vocabulary_of
 from discern.pretraining.estimate import estimate
 from discern.pretraining.run import Replay, plan, pretrain, training_stream
 from discern.pretraining.warm_start import start_config

@@ -7,19 +7,19 @@ from pathlib import Path
 import pytest
 import torch
 
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import build_objective
-from discern.convert.export import export
 from discern.data.tokenizer import load_tokenizer, special_tokens, vocab_size
 from discern.errors import ConfigError
+from discern.model_files.export import export
+from discern.model_files.folder import open_model
+from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.warm_start import WarmStartResult, fill, start_config
 from discern.progress import Silent
 from discern.training.pretrain_config import PretrainConfig
 from tests.inference.small_scorers import ids_of
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run
+from tests.small.tokenizers import small_tokenizer
 
 BILINEAR = ["objective.discriminator_head=bilinear", "objective.tying=gradient-disentangled"]
 

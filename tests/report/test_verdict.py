@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import COUNTS_FILE
 from discern.diagnosis.health import Finding
+from discern.model_files.run import COUNTS_FILE
 from discern.report.finetuned_page import task_verdict
 from discern.report.page import Page, TaggedTexts, entity_pieces, render_page
 from discern.report.run_page import how_good, report, run_verdict

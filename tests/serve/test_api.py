@@ -11,8 +11,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from discern.errors import ConfigError
-from discern.inference.detect import detection_values
-from discern.inference.detection import detect
+from discern.inference.detection import detect, detection_values
 from discern.inference.fill import fill
 from discern.inference.model import load
 from discern.inference.scoring import load_scorer
@@ -139,7 +138,7 @@ def test_an_exported_classifier_is_served(tmp_path: Path, tuned: ServedModel, tu
 
 
 def test_a_model_without_a_generator_says_so(tmp_path: Path, run_folder: Path) -> None:
-    from discern.convert.export import export
+    from discern.model_files.export import export
 
     export(run_folder, out=tmp_path / "alone", progress=Silent(), warn=pytest.fail)
     model = load_served(tmp_path / "alone", device="cpu", warn=lambda message: None)

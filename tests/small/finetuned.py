@@ -10,20 +10,22 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.encoder import encoder_of_preset, loaded_encoder
-from discern.artifacts.finetuned import make_record, seed_folder, write_json, write_weights
 from discern.data.tokenizer import fingerprint, vocab_size
+from discern.finetuning.folder import make_record
+from discern.finetuning.seed import encoder_of_preset, write_weights
 from discern.finetuning.user_files import Columns, UserFileSource
+from discern.model_files.finetuned import seed_folder
+from discern.model_files.folder import LoadedEncoder
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import write_json, write_recorded
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Labels, Source, Task
 from discern.tasks.readers.user_columns import ClassificationColumns, QuestionColumns, TaggingColumns
 from discern.tasks.supervised import supervised
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
+from tests.small.tokenizers import small_tokenizer
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
         loaded = encoder_of_preset("tiny", path, 0)
     else:
         words = build_embeddings(vocab_size(tokenizer), model.embedding_size, model)
-        loaded = loaded_encoder(build_encoder(words, model), path, 32, "made by hand")
+        loaded = LoadedEncoder(build_encoder(words, model), path, 32, "made by hand")
     tasks: dict[str, Task[Any]] = {}
     sources: dict[str, Source[Any]] = {}
     for name, each in made.items():

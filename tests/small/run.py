@@ -8,15 +8,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE, build_objective
 from discern.config.schema import to_toml
 from discern.data.tokenizer import fingerprint, special_tokens, vocab_size
+from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMAT, RECORD_FILE, TOKENIZER_FILE, build_objective
 from discern.objectives.base import Objective, Vocabulary
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.pretrain_config import load_pretrain_config
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.parity.small_networks import make_noisy
+from tests.small.tokenizers import small_tokenizer
 
 TOKENS = 4444
 """Read up to the checkpoint, which is later than the last record of the log."""

@@ -16,7 +16,7 @@ from discern.tasks.base import Labels, TextEncoder
 from discern.tasks.classification import Classification, ClassificationConfig, frame_texts
 from discern.tasks.examples import ClassificationExample, Reading
 from discern.tasks.features import TaskRows
-from tests.interop.small_tokenizers import small_tokenizer
+from tests.small.tokenizers import small_tokenizer
 from tests.support import make_batch
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")

@@ -26,8 +26,8 @@ from discern.tasks.examples import Reading, TextGroup
 from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
 from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
 from discern.tasks.supervised import Split, outputs_of, supervised
-from tests.interop.small_tokenizers import small_tokenizer
 from tests.processes import run_ranks
+from tests.small.tokenizers import small_tokenizer
 
 TOKENIZER = small_tokenizer("wordpiece, lower-cased")
 TEXT = TextEncoder(TOKENIZER, special_tokens(TOKENIZER))

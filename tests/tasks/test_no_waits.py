@@ -14,7 +14,6 @@ from torch import Tensor
 from discern import kernels
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
-from discern.models.unpadding import with_spans
 from discern.objectives.base import Phase
 from discern.pretraining.bench import META, meta_step
 from discern.progress import Silent
@@ -30,6 +29,7 @@ from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
 from discern.training.prefetch import read_local_batch, read_onto_device
 from discern.training.state import TrainContext
+from discern.types import with_spans
 from tests.models.test_span_attention import plain
 from tests.training.no_waits import WaitsError, no_waits
 

@@ -26,7 +26,7 @@ from discern.tasks.supervised import Split, SupervisedObjective
 from discern.tasks.tagged_rows import cut_sentence
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.tasks.tags import convert
-from tests.interop.small_tokenizers import GEMMA_NAMES, ROBERTA_NAMES, bpe, gemma, roberta, stated, unigram, written
+from tests.small.tokenizers import GEMMA_NAMES, ROBERTA_NAMES, bpe, gemma, roberta, stated, unigram, written
 from tests.tasks.question_support import small_encoder, text_encoder
 
 METRICS = ("f1", "precision", "recall", "accuracy")

@@ -14,10 +14,10 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from discern import kernels
-from discern.artifacts.run import build_objective
 from discern.corruption.randomness import Randomness
 from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import ConfigError
+from discern.model_files.run import build_objective
 from discern.models import encoders
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config

@@ -188,9 +188,8 @@ def rows_of(texts: Any) -> list[_Row]:
                 f"row {number} of X has {len(row)} columns",
                 hint="choose the text column, or two columns for pairs of texts",
             )
-        wrong = next((value for value in row if not isinstance(value, str)), None)
-        if wrong is not None or not all(isinstance(value, str) for value in row):
-            raise ConfigError(f"row {number} of X is {wrong!r:.40}, expected a text", hint="remove such rows")
+        if wrong := [value for value in row if not isinstance(value, str)]:
+            raise ConfigError(f"row {number} of X is {wrong[0]!r:.40}, expected a text", hint="remove such rows")
     return [tuple(str(value) for value in row) for row in rows]
 
 

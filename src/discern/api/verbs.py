@@ -14,14 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from discern.api.arguments import Logged, checks_choices
-from discern.api.exporting import serving_of
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import is_finetuned
 from discern.config.schema import toml_value
-from discern.convert.export import export as export_networks
-from discern.convert.export_finetuned import export_task
-from discern.convert.forms import Form
-from discern.convert.sentence_transformers import VectorPooling
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
 from discern.data.overlap import EvaluationFiles
@@ -34,11 +27,14 @@ from discern.data.tokenizer.training import TokenizerKind
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.finetuning import run as finetuning
-from discern.finetuning.evaluate import evaluate_finetuned
-from discern.finetuning.own_tasks import without_own_task
+from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
+from discern.finetuning.own_tasks import requested_tasks
 from discern.finetuning.settings import Recipe
 from discern.inference import predict as prediction
-from discern.interop.hub import local_model
+from discern.model_files.export import export as export_model
+from discern.model_files.folder import open_model
+from discern.model_files.onnx import VectorPooling
+from discern.model_files.serving import Serving
 from discern.pretraining import adapt as adapting
 from discern.pretraining import evaluate as held_out
 from discern.pretraining import run as pretraining
@@ -47,9 +43,9 @@ from discern.pretraining.resume import Resume
 from discern.pretraining.run import Replay
 from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
+from discern.storage.hub import local_model
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
-from discern.wording import counted
 
 PathLike = str | Path
 Settings = Mapping[str, Any]
@@ -105,9 +101,7 @@ def prepare(
     listener = progress or Logged()
     asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase)
     choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
-    named = [inputs] if isinstance(inputs, str | Path) else inputs
-    paths = [against] if isinstance(against, str | Path) else against
-    fields = [against_field] if isinstance(against_field, str) else against_field
+    paths, fields = _listed(against), _listed(against_field)
     if fields and not paths:
         raise ConfigError("against_field names fields of evaluation files, but none is given", hint="add against=FILE")
     build = BuildOptions(
@@ -116,10 +110,10 @@ def prepare(
         seed,
         workers=available_cores() if workers is None else workers,
         near_duplicates=near_duplicates,
-        filters=(filters,) if isinstance(filters, str) else tuple(filters),
+        filters=tuple(_listed(filters)),
     )
     report = preparing.prepare(
-        tuple(map(str, named)),
+        tuple(map(str, _listed(inputs))),
         out=Path(out),
         tokenizer=choice,
         corpus=CorpusOptions(documents, text_field),
@@ -209,7 +203,7 @@ def adapt(
     """Continue the pre-training of a model on your own text, as `discern adapt` does.
 
     Args:
-        model: a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT.
+        model: a run, an export, or a Hugging Face model.
         data: data set of your text, made with the model's tokenizer.
         out: folder of the new run.
         replay: data set of general text, to mix into the training and to measure forgetting.
@@ -358,29 +352,17 @@ def finetune(
         CheckpointError: the disk is full, or a checkpoint is damaged.
         KeyboardInterrupt: Ctrl-C was pressed; the work is saved, and the same call resumes it.
     """
-    asked = [task] if isinstance(task, str) else list(task)
-    names, own_task = without_own_task(asked, has_data=bool(data), has_train=train is not None)
-    folders = [Path(each) for each in ([data] if isinstance(data, str | Path) else data)]
-    if names and len(folders) == 1:
-        folders *= len(names)
-    if len(names) != len(folders):
-        raise ConfigError(
-            f"{counted(len(names), 'task')} and {counted(len(folders), 'data folder')}", hint="specify one folder per task"
-        )
     own = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label, "words": words, "tags": tags}
     own |= {"question": question, "context": context, "answer": answer}
-    files = {f"files.{name}": str(value) for name, value in own.items() if value is not None}
-    if names and files:
-        raise ConfigError("a named task brings its own files and columns", hint="leave out task, or train, dev and the columns")
+    tasks, files = requested_tasks(_listed(task), [Path(each) for each in _listed(data)], own)
     return finetuning.finetune(
         str(model),
         out=Path(out),
         progress=progress or Logged(),
-        tasks=list(zip(names, folders, strict=True)),
+        tasks=tasks,
         config=_path(config),
         overrides=(
-            *own_task,
-            *overrides_of(files),
+            *files,
             *(("finetune.rate_search=true",) if sweep_rates else ()),
             *overrides_of(settings),
         ),
@@ -456,7 +438,7 @@ def export(
     task: str | None = None,
     seed: int | None = None,
     precision: Literal["float32", "bfloat16", "float16"] = "float32",
-    form: Form | None = None,
+    form: str | None = None,
     sentence_transformers: bool = False,
     pooling: VectorPooling | None = None,
     normalize: bool = False,
@@ -476,7 +458,7 @@ def export(
         task: task of a fine-tuned model with several tasks.
         seed: seed of a fine-tuned model whose weights are exported; None: the best.
         precision: data type of the stored weights.
-        form: architecture of the exported model, `--as` of the command: 'electra', 'bert' or 'modernbert'; None: its own.
+        form: architecture of the exported model, `--as` of the command, such as 'bert'; None: its own.
         sentence_transformers: also write the files of a sentence-transformers model, with `pooling` ('mean', 'mean-all' or
             'cls') and `normalize`.
         onnx: also write model.onnx, with matrices of eight bits if `int8`.
@@ -490,39 +472,22 @@ def export(
         ConfigError, DataError: the model has no such network or task, or `out` is not an earlier export.
         CheckpointError, NumericsError: the weights are missing, damaged, or not finite.
     """
-    folder, listener = Path(model), progress or Logged()
-    serving = serving_of(
-        folder,
-        form=form,
-        sentence_transformers=sentence_transformers,
-        pooling=pooling,
-        normalize=normalize,
-        onnx=onnx,
-        int8=int8,
-        max_loss=max_loss,
-        compare_on=None if compare_on is None else Path(compare_on),
-        task=task,
-        seed=seed,
-        progress=listener,
-    )
-    if is_finetuned(folder):
-        if network is not None or all_networks:
-            raise ConfigError("network and all_networks are for runs; a fine-tuned model has one network", hint="leave them out")
-        done = export_task(folder, out=Path(out), task=task, seed=seed, precision=precision, serving=serving, progress=listener)
-        return done.folder
-    if task is not None or seed is not None:
-        raise ConfigError(f"task and seed are for fine-tuned models, but {model} is not one", hint="leave them out")
-    written = export_networks(
-        folder,
+    listener = progress or Logged()
+    texts = _path(compare_on)
+    forms = form, sentence_transformers, pooling, normalize, onnx, int8, max_loss, texts, labeled_examples
+    done = export_model(
+        Path(model),
         out=Path(out),
         network=network,
         all_networks=all_networks,
+        task=task,
+        seed=seed,
         precision=precision,
-        serving=serving,
+        serving=Serving(*forms),
         progress=listener,
         warn=listener.note,
     )
-    return written.folder
+    return done.folder
 
 
 def overrides_of(settings: Settings | None) -> tuple[str, ...]:
@@ -544,6 +509,11 @@ def overrides_of(settings: Settings | None) -> tuple[str, ...]:
                 hint="leave it out for its default",
             ) from None
     return tuple(found)
+
+
+def _listed(given: Any) -> list[Any]:
+    """One value or several, as a list."""
+    return [given] if isinstance(given, str | Path) else list(given)
 
 
 def _path(path: PathLike | None) -> Path | None:

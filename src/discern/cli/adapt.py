@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
+from discern.cli.options import FOREIGN, DeviceOption, NprocOption, ResumeOption, SetOption, launch_ranks
 from discern.cli.outputs import after_pretrain
 from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
@@ -34,7 +34,7 @@ def adapt(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub).",
+            help=f"A run, an export, or {FOREIGN}.",
             show_default=False,
         ),
     ],
@@ -74,14 +74,7 @@ def adapt(
         Path | None, typer.Option("--config", metavar="CONFIG.toml", help="Settings that override those of the model.")
     ] = None,
     set_: SetOption = None,
-    resume: Annotated[
-        Literal["auto", "never", "must"],
-        typer.Option(
-            "--resume",
-            help="What to do if --out holds a run. auto: continue it; never: move it aside and start over; must: continue it, "
-            "and fail if there is none.",
-        ),
-    ] = "auto",
+    resume: ResumeOption = "auto",
     sequences: Annotated[int, typer.Option("--sequences", min=0, help="Number of held-out rows to evaluate on; 0: all.")] = 0,
     device: DeviceOption = "auto",
     nproc: NprocOption = 1,

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import dataclasses
-import errno
 import json
-import math
 import os
+import shlex
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from copy import copy
-from enum import Enum
 from io import TextIOWrapper
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, TypeAlias
 
 import typer
-from pydantic import BaseModel
+from pydantic_core import to_jsonable_python
 from rich.console import RenderableType
 from rich.segment import Segment, Segments
 from rich.table import Table
@@ -40,7 +38,6 @@ from discern.cli.progress import (
 )
 from discern.errors import ConfigError, DiscernError, RanksError
 from discern.progress import Progress, Silent
-from discern.training.interrupt import handled
 from discern.training.rank_environment import missing_variables, rank_environment
 
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else.")]
@@ -124,7 +121,9 @@ class Console:
 
     def local_model(self, name: Path) -> Path:
         """The folder of a model, which is downloaded if it is given by its name on the Hugging Face Hub."""
-        from discern.interop.hub import local_model
+        if name.exists():
+            return name
+        from discern.storage.hub import local_model
 
         return local_model(name, self.progress.note)
 
@@ -204,18 +203,11 @@ def explained(error: BaseException, console: Console) -> int:
             "a pattern or a table in tokenizer.json is damaged, or takes too long on this text; use another tokenizer or model",
         )
         return 1
-    if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-        name = os.fsdecode(error.filename) if error.filename else "a file name"
-        print_error(f"{name[:200]}... is too long a name for this file system", "choose a shorter name")
-        return 1
-    if isinstance(error, OSError) and error.errno == errno.ENOSPC and error.filename is None:
-        print_error("there is no space left where the output goes", "free some space, then run the same command again")
-        return 1
     what = " ".join(str(error).split()) or "no message"
-    print_error(
-        f"{type(error).__name__}: {what}",
-        "this error is unexpected; set DISCERN_DEBUG=1 and run the command again to see where it happened",
-    )
+    hint = "this error is unexpected; set DISCERN_DEBUG=1 and run the command again to see where it happened"
+    if isinstance(error, OSError):
+        hint = "check the name, its permissions and the free space, then run the same command again"
+    print_error(f"{type(error).__name__}: {what}", hint)
     return 1
 
 
@@ -225,7 +217,10 @@ def _raise_on_signals() -> Callable[[], None]:
     Returns:
         A function that restores the previous handlers.
     """
-    before = {number: signal.signal(number, _terminate) for number in handled() if number != signal.SIGINT}
+    stopping = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
+    own = threading.current_thread() is threading.main_thread()
+    heard = [number for number in stopping if own and signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, _terminate) for number in heard}
 
     def restore() -> None:
         for number, handler in before.items():
@@ -295,20 +290,33 @@ def _unicode(console: Terminal) -> bool:
 
 def jsonable(value: Any) -> Any:
     """`value` in the types of JSON: NaN and infinities become null, arrays and tensors lists, and paths strings."""
-    if value is None or (isinstance(value, bool | int | str) and not isinstance(value, Enum)):
-        return value
-    if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
-    if isinstance(value, Enum):
-        return jsonable(value.value)
-    if isinstance(value, BaseModel):
-        return jsonable(value.model_dump())
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: jsonable(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    if isinstance(value, Mapping):
-        return {str(key): jsonable(item) for key, item in value.items()}
-    if hasattr(value, "tolist"):  # numpy and torch, scalars and arrays, without importing either
-        return jsonable(value.tolist())
-    if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return [jsonable(item) for item in value]
-    return str(value)
+    # numpy and torch, scalars and arrays, without importing either
+    return to_jsonable_python(
+        value, inf_nan_mode="null", fallback=lambda other: other.tolist() if hasattr(other, "tolist") else str(other)
+    )
+
+
+def refuse_text_as_file(file: Path | None) -> None:
+    """Raise a ConfigError for a sentence that stands in place of a file."""
+    if file is not None and " " in str(file).strip() and not file.exists():
+        raise ConfigError(f"there is no file '{file}'", hint=f"to give a text itself: --text {shlex.quote(str(file))}")
+
+
+def typed_text(text: str, name: str) -> str:
+    """A text from the command line, checked to be UTF-8, because a shell passes bytes.
+
+    Args:
+        name: name of the argument, for the message.
+
+    Raises:
+        ConfigError: the text is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as problem:
+        byte = os.fsencode(text[problem.start])[0] if 0xDC80 <= ord(text[problem.start]) <= 0xDCFF else 0
+        raise ConfigError(
+            f"{name} is not UTF-8: byte 0x{byte:02x} at character {problem.start + 1}",
+            hint="if the terminal uses another encoding, save the text to a file and convert it with iconv",
+        ) from problem
+    return text

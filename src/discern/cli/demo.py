@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.detection_text import show
+from discern.cli.detect import show
 from discern.cli.options import SetOption
 from discern.cli.outputs import hint, shell_path
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,7 +9,7 @@ import typer
 
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.finetune import baseline_lines
-from discern.cli.options import DeviceOption
+from discern.cli.options import DeviceOption, refuse_together
 from discern.cli.outputs import after_evaluate
 from discern.errors import ConfigError
 from discern.training.rank_environment import require_single_process
@@ -82,7 +81,7 @@ def evaluate(
         model = console.local_model(model)
         if suite is not None:
             unread = {"--sequences": sequences > 0, "--batch-size": batch_size is not None, "--task": task is not None}
-            _no_others("--suite", unread | {"--seed": seed is not None, "--precision": precision != "float32"})
+            refuse_together("--suite", unread | {"--seed": seed is not None, "--precision": precision != "float32"})
             from discern.inference.minimal_pairs import run_blimp
 
             found = run_blimp(model, data, console.progress, console.warn, limit=limit, scorers=scorer or (), device=device)
@@ -90,23 +89,16 @@ def evaluate(
             return
         if limit is not None or scorer:
             raise ConfigError("--limit and --scorer are for suites of minimal pairs", hint="add --suite blimp, or leave them out")
-        from discern.artifacts.opening import holds_model, open_model
-        from discern.artifacts.run import is_run
+        from discern.model_files.folder import holds_model, open_model
+        from discern.model_files.run import is_run
 
         names_task = task is not None or seed is not None
         # A folder without any model is not a fine-tuned one either: wrong options are reported before a wrong folder.
         if (holds_model(model) or not names_task) and open_model(model, warn=console.warn).has_task_head:
-            if sequences:
-                raise ConfigError(
-                    "--sequences is for runs; a fine-tuned model is evaluated on the whole file", hint="leave it out"
-                )
-            if batch_size is not None:
-                raise ConfigError(
-                    "--batch-size is for runs; the batches of a fine-tuned model have a few thousand tokens each",
-                    hint="leave it out",
-                )
-            from discern.artifacts.run import is_finetuned
+            if sequences or batch_size is not None:
+                raise ConfigError(f"--sequences and --batch-size are for runs, but {model} is fine-tuned", hint="leave them out")
             from discern.finetuning.evaluate import evaluate_finetuned
+            from discern.model_files.finetuned import is_finetuned
 
             found = evaluate_finetuned(
                 model, data, task=task, seed=seed, device=device, precision=precision, progress=console.progress
@@ -140,13 +132,6 @@ def evaluate(
             console.print(_groups(title, metrics[key]))
         if is_run(model):
             console.print(after_evaluate(model, run=True))
-
-
-def _no_others(option: str, others: Mapping[str, bool]) -> None:
-    """Raise an error if options were given that have no effect with this one."""
-    given = " and ".join(name for name, is_given in others.items() if is_given)
-    if given:
-        raise ConfigError(f"{given} cannot be combined with {option}", hint=f"leave out {given}")
 
 
 def _show_suite(console: Console, found: dict[str, Any]) -> None:

@@ -7,15 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discern.cli.console import Console, JsonOption, command
+from discern.cli.console import JsonOption, command
 from discern.cli.outputs import after_export, shell_path
-from discern.errors import ConfigError
 
 if TYPE_CHECKING:
-    from discern.convert.export import Exported
-    from discern.convert.export_finetuned import ExportedTask
-    from discern.convert.parity import Parity
-    from discern.convert.serving import Serving
+    from discern.model_files.export import Exported
 
 _LICENSE = "Fill in the license in README.md before you publish the model."
 
@@ -110,140 +106,67 @@ def export(
     discern export runs/first --out served --onnx --int8 --max-loss 0.01
     """
     with command(json_output=json_output) as console:
-        from discern.api.exporting import serving_of
-        from discern.artifacts.run import is_finetuned
+        from discern.finetuning.evaluate import labeled_examples
+        from discern.model_files.export import export as export_model
+        from discern.model_files.serving import Serving
 
-        serving = serving_of(
-            run,
-            form=form,
-            sentence_transformers=sentence_transformers,
-            pooling=pooling,
-            normalize=normalize,
-            onnx=onnx,
-            int8=int8,
-            max_loss=max_loss,
-            compare_on=compare_on,
-            task=task,
-            seed=seed,
-            progress=console.progress,
-        )
-        if is_finetuned(run):
-            if network is not None or all_networks:
-                raise ConfigError(
-                    "--network and --all-networks are for runs; a fine-tuned model has one network with its head",
-                    hint="leave them out",
-                )
-            _export_task(console, run, out=out, task=task, seed=seed, precision=precision, serving=serving)
-            return
-        if task is not None or seed is not None:
-            raise ConfigError(f"--task and --seed are for fine-tuned models, but {run} is not one", hint="leave them out")
-        from discern.convert.export import export as export_networks
-
-        done = export_networks(
+        forms = form, sentence_transformers, pooling, normalize, onnx, int8, max_loss, compare_on, labeled_examples
+        done = export_model(
             run,
             out=out,
             network=network,
             all_networks=all_networks,
+            task=task,
+            seed=seed,
             precision=precision,
-            serving=serving,
+            serving=Serving(*forms),
             progress=console.progress,
             warn=console.warn,
         )
+        of_run = {"network": done.networks[0], "networks": done.networks, "step": done.step}
         values: dict[str, Any] = {
             "out": done.folder,
-            "network": done.networks[0],
-            "networks": done.networks,
-            "architecture": done.architecture,
+            **(of_run if done.task is None else {"task": done.task, "seed": done.seed}),
+            "architecture": done.loads_as,
             "parameters": done.parameters,
             "precision": precision,
-            "step": done.step,
             "bytes": done.num_bytes,
-        } | _parity(done.parity)
-        text = "\n".join([_text(done, precision), *_served(out, done.parity, vectors=sentence_transformers)])
-        console.result(values, text=text)
+            **({} if done.parity is None else {"onnx": done.parity}),
+        }
+        console.result(values, text=_text(done, precision, sentence_transformers))
 
 
-def _export_task(
-    console: Console, model: Path, *, out: Path, task: str | None, seed: int | None, precision: str, serving: Serving
-) -> None:
-    from discern.convert.export_finetuned import export_task
-
-    done = export_task(model, out=out, task=task, seed=seed, precision=precision, serving=serving, progress=console.progress)
-    values = {
-        "out": done.folder,
-        "task": done.task,
-        "seed": done.seed,
-        "architecture": done.architecture,
-        "parameters": done.parameters,
-        "precision": precision,
-        "bytes": done.num_bytes,
-    } | _parity(done.parity)
-    served = _served(out, done.parity, vectors=serving.sentence_transformers and not done.gives_vectors)
-    console.result(values, text="\n".join([_task_text(done, precision), *served]))
-
-
-def _parity(parity: Parity | None) -> dict[str, Any]:
-    """What --json prints about the ONNX file."""
-    if parity is None:
-        return {}
-    found = {
-        "largest_difference": parity.difference.largest,
-        "agreement": parity.difference.agreement,
-        "loss": parity.loss,
-        "metric": parity.metric,
-        "scores": parity.scores,
-        "file_bytes": parity.sizes,
-        "milliseconds": parity.milliseconds,
-        "compared_on": parity.source,
-    }
-    return {"onnx": found}
-
-
-def _served(folder: Path, parity: Parity | None, *, vectors: bool) -> list[str]:
-    """Lines about the further forms of the model."""
-    lines = [f"  SentenceTransformer({str(folder)!r})"] if vectors else []
-    if parity is not None:
-        precision = "int8" if "int8" in parity.sizes else "float32"
-        size, agreement, largest = parity.sizes[precision] / 1e6, parity.difference.agreement, parity.difference.largest
-        lines.append(
-            f"  {folder / 'model.onnx'}: {precision}, {size:.1f} MB; agreement with the model {agreement:.4f}, largest "
-            f"difference {largest:.2g} ({parity.texts:,} rows: {parity.source})"
-        )
-        if parity.scores:
-            lines.append(f"  {parity.metric}: {parity.scores['onnx']:.4f}, of the model {parity.scores['torch']:.4f}")
-    return lines
-
-
-def _task_text(done: ExportedTask, precision: str) -> str:
-    folder, auto = str(done.folder), done.architecture.replace("Electra", "AutoModel")
-    lines = [
-        f"{folder}: {done.task}, seed {done.seed}, {done.parameters:,} parameters in {precision}, "
-        f"{done.num_bytes / 1e6:,.1f} MB in all",
-        f"  AutoTokenizer.from_pretrained({folder!r})",
-        f"  {auto}.from_pretrained({folder!r})",
-        f"  discern.load({folder!r}).predict(texts), or discern predict {shell_path(folder)} FILE",
-    ]
-    if done.gives_vectors:
-        lines[1:] = [
+def _text(done: Exported, precision: str, sentence_transformers: bool) -> str:
+    """The lines that the command prints: what was written, and how to load it."""
+    folder, quoted = str(done.folder), shell_path(done.folder)
+    at = "" if done.step is None else f" at step {done.step:,}"
+    what = f"the {done.networks[0]}{at}" if done.task is None else f"{done.task}, seed {done.seed}"
+    lines = [f"{folder}: {what}, {done.parameters:,} parameters in {precision}, {done.num_bytes / 1e6:,.1f} MB in all"]
+    if done.kind == "vectors":
+        lines += [
             f"  SentenceTransformer({folder!r})",
-            f"  discern.load({folder!r}).encode(texts), or discern embed {shell_path(folder)} FILE",
+            f"  discern.load({folder!r}).encode(texts), or discern embed {quoted} FILE",
         ]
     elif not done.whole:
-        lines[1:3] = [f"  transformers has no class for this head: its {done.architecture} is the encoder alone"]
-    return "\n".join([*lines, _LICENSE])
-
-
-def _text(done: Exported, precision: str) -> str:
-    """Return the lines that the command prints: what was written, and how to load it."""
-    folder, (first, *others) = str(done.folder), done.networks
-    at = "" if done.step is None else f" at step {done.step:,}"
-    lines = [
-        f"{folder}: the {first}{at}, {done.parameters:,} parameters in {precision}, {done.num_bytes / 1e6:,.1f} MB in all",
-        f"  AutoTokenizer.from_pretrained({folder!r})",
-        f"  {done.architecture}.from_pretrained({folder!r})",
-    ]
-    if others:
+        lines.append(f"  transformers has no class for this head: its {done.loads_as} is the encoder alone")
+    else:
+        lines += [f"  AutoTokenizer.from_pretrained({folder!r})", f"  {done.loads_as}.from_pretrained({folder!r})"]
+    if done.task is not None and done.kind != "vectors":
+        lines.append(f"  discern.load({folder!r}).predict(texts), or discern predict {quoted} FILE")
+    if others := done.networks[1:]:
+        lines.append(f"  discern evaluate {quoted} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})")
+    lines.append(_LICENSE)
+    if done.task is None:
+        lines.append(after_export(done.folder))
+    if sentence_transformers and done.kind != "vectors":
+        lines.append(f"  SentenceTransformer({folder!r})")
+    if (parity := done.parity) is not None:
+        kind = "int8" if "int8" in parity["file_bytes"] else "float32"
         lines.append(
-            f"  discern evaluate {shell_path(folder)} --data DATA (with {', '.join(f'{folder}/{name}' for name in others)})"
+            f"  {done.folder / 'model.onnx'}: {kind}, {parity['file_bytes'][kind] / 1e6:.1f} MB; agreement with the model "
+            f"{parity['agreement']:.4f}, largest difference {parity['largest_difference']:.2g} ({parity['rows']:,} rows: "
+            f"{parity['compared_on']})"
         )
-    return "\n".join([*lines, _LICENSE, after_export(done.folder)])
+        if parity["scores"]:
+            lines.append(f"  {parity['metric']}: {parity['scores']['onnx']:.4f}, of the model {parity['scores']['torch']:.4f}")
+    return "\n".join(lines)

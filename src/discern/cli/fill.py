@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from discern.cli.console import JsonOption, command
-from discern.cli.options import DeviceOption, typed_text
+from discern.cli.console import JsonOption, command, typed_text
+from discern.cli.options import DeviceOption
 
 
 def fill(
@@ -18,7 +18,7 @@ def fill(
         Path,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, or any Hugging Face ELECTRA generator, BERT or ModernBERT (folder or name on the Hub).",
+            help="A run, an export, or a Hugging Face model that predicts masked tokens (folder or name on the Hub).",
         ),
     ],
     text: Annotated[str, typer.Argument(metavar="TEXT", help="Text with [MASK] in place of each token to predict.")],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
@@ -11,9 +10,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import DeviceOption, NprocOption, SetOption, launch_ranks
+from discern.cli.options import FOREIGN, DeviceOption, NprocOption, SetOption, launch_ranks
 from discern.cli.outputs import after_finetune
-from discern.errors import ConfigError
 from discern.wording import counted
 
 _COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
@@ -50,8 +48,7 @@ def finetune(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run, an export, a fine-tuned model (its encoder is trained further), a Hugging Face ELECTRA, BERT, XLNet or "
-            "ModernBERT (folder or name on the Hub), or a preset.",
+            help=f"A run, an export, a fine-tuned model (its encoder is trained further), {FOREIGN}, or a preset.",
         ),
     ],
     *,
@@ -128,25 +125,10 @@ def finetune(
     discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
-        from discern.finetuning.own_tasks import without_own_task
+        from discern.finetuning.own_tasks import requested_tasks
 
-        names, folders = task or [], data or []
-        names, own_task = without_own_task(names, has_data=bool(folders), has_train=train is not None)
-        if names and len(folders) == 1:
-            folders = folders * len(names)
-        if len(names) != len(folders):
-            raise ConfigError(
-                f"expected one --data for each --task, got {len(names)} --task and {len(folders)} --data",
-                hint="give --task NAME --data DIR once for each task",
-            )
-        given = {
-            "train": train,
-            "dev": dev,
-            **dict(zip(_COLUMNS, (text, pair, label, words, tags, question, context, answer), strict=True)),
-        }
-        own = [f"files.{name}={json.dumps(str(value), ensure_ascii=False)}" for name, value in given.items() if value is not None]
-        if names and own:
-            raise ConfigError("a named task has its own files and columns", hint="leave out --task, or --train and the columns")
+        columns = dict(zip(_COLUMNS, (text, pair, label, words, tags, question, context, answer), strict=True))
+        tasks, own = requested_tasks(task or (), data or (), {"train": train, "dev": dev, **columns})
         launch_ranks(nproc)
         from discern.finetuning.run import finetune as train_seeds
         from discern.finetuning.sweep import sweep as train_combinations
@@ -154,9 +136,9 @@ def finetune(
         results = (partial(train_combinations, axes=sweep) if sweep else train_seeds)(
             model,
             out=out,
-            tasks=list(zip(names, folders, strict=True)),
+            tasks=tasks,
             config=config,
-            overrides=(*own_task, *own, *(("finetune.rate_search=true",) if sweep_rates else ()), *(set_ or ())),
+            overrides=(*own, *(("finetune.rate_search=true",) if sweep_rates else ()), *(set_ or ())),
             recipe=recipe,
             seeds=seeds,
             untrained=untrained,

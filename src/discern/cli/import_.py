@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
+from discern.cli.options import FOREIGN
 from discern.cli.outputs import shell_path
 
 if TYPE_CHECKING:
-    from discern.convert.import_ import Imported
+    from discern.model_files.import_ import Imported
 
 
 def import_(
@@ -19,8 +20,8 @@ def import_(
         list[Path],
         typer.Argument(
             metavar="SOURCE",
-            help="A Hugging Face folder with an ELECTRA, BERT, XLNet or ModernBERT model, or two: the discriminator and the "
-            "generator of one model. Or a checkpoint of the released TensorFlow code: model.ckpt-N.index, or its folder.",
+            help=f"The model: {FOREIGN}; or two, the discriminator and the generator of one model; or a checkpoint of the "
+            "released TensorFlow code: model.ckpt-N.index, or its folder.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="New folder, or an earlier import, which is replaced.")],
@@ -54,7 +55,7 @@ def import_(
     discern import hub/discriminator hub/generator --out models/both
     """
     with command(json_output=json_output) as console:
-        from discern.convert.import_ import import_model
+        from discern.model_files.import_ import import_model
 
         done = import_model(
             sources,
@@ -71,10 +72,10 @@ def import_(
             "out": done.folder,
             "kind": done.model.kind,
             "networks": list(models),
-            "architecture": first.config["architectures"][0],
+            "architecture": first.loads_as,
             "parameters": {name: model.num_parameters for name, model in models.items()},
             "vocab_size": first.config["vocab_size"],
-            "tokenizer": done.tokenizer,
+            "tokenizer": done.model.tokenizer.manner,
             "step": done.model.step,
             "left_out": done.model.left_out,
             "remarks": done.model.remarks,
@@ -88,10 +89,11 @@ def _text(done: Imported) -> str:
     """Return the lines that the command prints: what was imported, and which commands accept it."""
     folder, place, imported = str(done.folder), shell_path(done.folder), done.model
     at = "" if imported.step is None else f" at step {imported.step:,}"
-    lines = [f"{folder}: {imported.kind}{at}, {done.num_bytes / 1e6:,.1f} MB in all; {done.tokenizer}"]
+    lines = [f"{folder}: {imported.kind}{at}, {done.num_bytes / 1e6:,.1f} MB in all; {imported.tokenizer.manner}"]
     for name, model in imported.models.items():
-        sizes = imported.sizes[name]
-        lines.append(f"  {name}: {model.num_parameters:,} parameters, {sizes.num_layers} layers of {sizes.hidden_size}")
+        lines.append(
+            f"  {name}: {model.num_parameters:,} parameters, {model.sizes.num_layers} layers of {model.sizes.hidden_size}"
+        )
     if imported.left_out:
         shown = ", ".join(imported.left_out[:4]) + (
             f" and {len(imported.left_out) - 4} more" if len(imported.left_out) > 4 else ""

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from importlib.util import find_spec
 from keyword import iskeyword
 from typing import Annotated
 
@@ -116,13 +115,11 @@ def application() -> typer.Typer:
     for verb in VERBS:
         # The module of a verb that is a keyword of Python, such as `import`, has an underscore after its name.
         name = f"{verb}_" if iskeyword(verb) else verb
-        if find_spec(f"discern.cli.{name}") is None:
-            continue
         entry = getattr(import_module(f"discern.cli.{name}"), name)
         if isinstance(entry, typer.Typer):
             for each in entry.registered_commands:
                 each.short_help = _summary(each.callback)
-            app.add_typer(entry, name=verb, short_help=_summary_of(entry))
+            app.add_typer(entry, name=verb, short_help=entry.info.help)
         else:
             app.command(verb, short_help=_summary(entry))(guarded(entry))
     return app
@@ -137,11 +134,6 @@ def _unbroken_words() -> Iterator[None]:
         yield
     finally:
         textwrap.TextWrapper.wordsep_re = usual
-
-
-def _summary_of(group: typer.Typer) -> str:
-    """The complete help of a group."""
-    return str(group.info.help or "").strip().partition("\n\n")[0]
 
 
 def _summary(verb: Callable[..., object] | None) -> str:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-import shlex
 import signal
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, TypeAlias
+from typing import Annotated, Literal, TypeAlias
 
 import typer
 
@@ -27,12 +26,12 @@ def _presets(incomplete: str) -> list[str]:
     return [name for name in preset_names() if name.startswith(incomplete)]
 
 
+FOREIGN = "a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub)"
 ScoringModelArgument: TypeAlias = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A run, an export, or any Hugging Face ELECTRA, BERT, XLNet or ModernBERT with its pre-training head (folder or "
-        "name on the Hub).",
+        help=f"A run, an export, or {FOREIGN} with its pre-training head.",
     ),
 ]
 ConfigArgument: TypeAlias = Annotated[
@@ -82,6 +81,28 @@ NameOption: TypeAlias = Annotated[
         "--name", metavar="HOST", help="Host name that browsers may use to reach the server; may be repeated.", show_default=False
     ),
 ]
+
+
+PortOption: TypeAlias = Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")]
+ResumeOption: TypeAlias = Annotated[
+    Literal["auto", "never", "must"],
+    typer.Option(
+        "--resume",
+        help="What to do if --out holds a run. auto: continue it; never: move it aside and start over; must: continue it, "
+        "and fail if there is none.",
+    ),
+]
+
+
+def refuse_together(option: str, others: Mapping[str, bool]) -> None:
+    """Raise a ConfigError for options that were given although they have no effect with another one.
+
+    Args:
+        others: whether each of these options was given.
+    """
+    given = " and ".join(name for name, is_given in others.items() if is_given)
+    if given:
+        raise ConfigError(f"{given} cannot be combined with {option}", hint=f"leave out {given}")
 
 
 @contextmanager
@@ -153,32 +174,6 @@ def launch_ranks(nproc: int, check: Callable[[], object] = lambda: None) -> None
     except SignalException as problem:
         raise SystemExit(128 + problem.sigval) from None
     raise SystemExit(0)
-
-
-def refuse_text_as_file(file: Path | None) -> None:
-    """Raise a ConfigError for a sentence that stands in place of a file."""
-    if file is not None and " " in str(file).strip() and not file.exists():
-        raise ConfigError(f"there is no file '{file}'", hint=f"to give a text itself: --text {shlex.quote(str(file))}")
-
-
-def typed_text(text: str, name: str) -> str:
-    """A text from the command line, checked to be UTF-8, because a shell passes bytes.
-
-    Args:
-        name: name of the argument, for the message.
-
-    Raises:
-        ConfigError: the text is not UTF-8.
-    """
-    try:
-        text.encode()
-    except UnicodeEncodeError as problem:
-        byte = os.fsencode(text[problem.start])[0] if 0xDC80 <= ord(text[problem.start]) <= 0xDCFF else 0
-        raise ConfigError(
-            f"{name} is not UTF-8: byte 0x{byte:02x} at character {problem.start + 1}",
-            hint="if the terminal uses another encoding, save the text to a file and convert it with iconv",
-        ) from problem
-    return text
 
 
 def without_nproc(arguments: list[str]) -> list[str]:

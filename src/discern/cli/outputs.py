@@ -54,11 +54,6 @@ def inputs_of(verb: Callable[..., Any]) -> list[str]:
     ]
 
 
-def outputs_of(verb: Callable[..., Any]) -> list[str]:
-    """Names of the parameters that are output paths."""
-    return [name for name in _parameters(verb) if name in OUTPUTS]
-
-
 def _parameters(verb: Callable[..., Any]) -> Mapping[str, tuple[Any, Any]]:
     """Type of each parameter, and its description by typer."""
     found = {}

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
+from discern.cli.options import refuse_together
 from discern.cli.prepare_text import show, show_check, show_part
+from discern.errors import ConfigError
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -37,7 +39,8 @@ def prepare(
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="Tokenizer to use: a tokenizer.json, a vocab.txt, a model folder, or the name of a model on the Hub.",
+            help="Tokenizer to use: a tokenizer.json, a vocab.txt, a SentencePiece model, a model folder, or the name of a "
+            "model on the Hub.",
         ),
     ] = None,
     train_tokenizer: Annotated[
@@ -192,7 +195,6 @@ def prepare(
         from discern.data.sources.documents import CorpusOptions
         from discern.data.sources.remote import remote_address
         from discern.data.tokenizer.choice import TokenizerChoice
-        from discern.errors import ConfigError
 
         if against_field and not against:
             raise ConfigError("--against-field names fields of evaluation files, but none is given", hint="add --against FILE")
@@ -216,18 +218,15 @@ def prepare(
         shared: dict[str, Any] = {"tokenizer": choice, "corpus": corpus, "build": build, "progress": console.progress}
         described: dict[str, Any] = {"out": out, "language": code, "license": license, "engine": engine}
         if check:
-            unfit = "--near-duplicates" if near_duplicates is not None else "--part" if part else "--engine ray"
-            if near_duplicates is not None or part or engine != "local":
-                raise ConfigError(f"{unfit} cannot be combined with --check", hint=f"leave out {unfit}")
+            unfit = {"--near-duplicates": near_duplicates is not None, "--part": part is not None}
+            refuse_together("--check", {**unfit, "--engine ray": engine != "local"})
             show_check(check_input(inputs, exclude=out, against=evaluation, **shared), console)
             return
         if out is None:
             choice.check()
             raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
         if share is not None:
-            if evaluation is not None or overwrite:
-                unfit = "--against" if evaluation is not None else "--overwrite"
-                raise ConfigError(f"{unfit} cannot be combined with --part", hint=f"leave out {unfit}")
+            refuse_together("--part", {"--against": evaluation is not None, "--overwrite": overwrite})
             show_part(work.prepare_part(inputs, part=share[0], parts=share[1], **shared, **described), console)
             return
         show(work.prepare(inputs, overwrite=overwrite, against=evaluation, **shared, **described), console, tokenizer)
@@ -239,8 +238,6 @@ def _share(part: str | None) -> tuple[int, int] | None:
     Raises:
         ConfigError: it is of another form.
     """
-    from discern.errors import ConfigError
-
     if part is None:
         return None
     number, slash, of = part.partition("/")
@@ -264,7 +261,6 @@ def _merge(
 ) -> None:
     """Make the data set of the shares that were prepared."""
     from discern.data.processes import available_cores
-    from discern.errors import ConfigError
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
         where = "" if unfit in ("--check", "--against", "--against-field") else "; it was set when the shares were prepared"

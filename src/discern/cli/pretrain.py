@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import ConfigArgument, DeviceOption, NprocOption, PresetOption, SetOption, launch_ranks
+from discern.cli.options import (
+    FOREIGN,
+    ConfigArgument,
+    DeviceOption,
+    NprocOption,
+    PresetOption,
+    ResumeOption,
+    SetOption,
+    launch_ranks,
+)
 from discern.cli.outputs import after_pretrain
 
 
@@ -24,8 +33,7 @@ def pretrain(
         typer.Option(
             "--init-from",
             metavar="MODEL",
-            help="Start from the weights of a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or "
-            "name on the Hub); no preset is needed then.",
+            help=f"Start from the weights of a run, an export, or {FOREIGN}; no preset is needed then.",
         ),
     ] = None,
     decay_from: Annotated[
@@ -38,14 +46,7 @@ def pretrain(
             "one.",
         ),
     ] = None,
-    resume: Annotated[
-        Literal["auto", "never", "must"],
-        typer.Option(
-            "--resume",
-            help="What to do if --out holds a run. auto: continue it; never: move it aside and start over; must: continue it, "
-            "and fail if there is none.",
-        ),
-    ] = "auto",
+    resume: ResumeOption = "auto",
     device: DeviceOption = "auto",
     nproc: NprocOption = 1,
     dry_run: Annotated[

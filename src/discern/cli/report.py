@@ -25,7 +25,7 @@ def report(
     Example: discern report runs/first --out first.html
     """
     with command(json_output=json_output) as console:
-        from discern.artifacts.run import is_finetuned
+        from discern.model_files.finetuned import is_finetuned
         from discern.report.finetuned_page import report_finetuned
         from discern.report.run_page import report as write_report
 

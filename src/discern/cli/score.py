@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from discern.cli.console import Console, JsonOption, command
-from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument, refuse_text_as_file, typed_text
+from discern.cli.console import Console, JsonOption, command, refuse_text_as_file, typed_text
+from discern.cli.options import DeviceOption, ScorerOption, ScoringModelArgument
 from discern.errors import ConfigError
 from discern.wording import counted
 
@@ -65,14 +65,13 @@ def score(
         model = console.local_model(model)
         sentences = [typed_text(each, "--text") for each in text] if text else file
         from discern.inference.score_file import score_lines
-        from discern.inference.scoring import UNIT, CorpusScore, load_scorer
+        from discern.inference.scoring import UNIT, CorpusScore, load_scorer, token_values
         from discern.storage.output import check_output
 
         check_output("--out", out, "scores.jsonl", model, file)
         chosen = load_scorer(model, scorer, device, warn=console.warn)
         if not json_output:
             console.progress.note(chosen.described)
-        named: dict[str, object] = {"scorer": chosen.name, "quantity": chosen.method.quantity, "unit": UNIT}
         written, together = 0, CorpusScore()
         by_sentence: dict[str, list[float]] = {"scores": [], "scores_per_token": [], "scores_per_character": []}
         by_token: list[dict[str, object]] = []
@@ -85,59 +84,36 @@ def score(
                     by_sentence["scores"] += [each.total for each in scores]
                     by_sentence["scores_per_token"] += [each.per_token for each in scores]
                     by_sentence["scores_per_character"] += [each.per_character for each in scores]
-                    by_token += [_of_tokens(each) for each in scores if tokens]
-        name = chosen.method.perplexity_name
-        perplexities = {} if name is None else {name: together.perplexity}
-        means = {
-            "num_tokens": together.tokens,
-            "num_characters": together.characters,
-            "score_per_token": together.per_token,
-            "score_per_character": together.per_character,
-        }
+                    by_token += [token_values(each) for each in scores if tokens]
         if not json_output:
             console.progress.note(
                 f"mean score {together.per_token:.4g} {UNIT} per token ({together.tokens:,} tokens), "
                 f"{together.per_character:.4g} per character ({together.characters:,} characters)"
             )
-            if name is not None:
+            if (name := chosen.method.perplexity_name) is not None:
                 console.progress.note(f"{name.replace('_', '-')} {together.perplexity:.4g} over {together.tokens:,} tokens")
         if out is not None:
-            summary = {**named, "sentences": written, "out": out, **means, **perplexities}
+            summary = {**together.values(chosen), "sentences": written, "out": out}
             console.result(summary, text=f"{out}: {counted(written, 'sentence')} scored by '{chosen.name}'")
         elif json_output:
-            found: dict[str, object] = {**named, **by_sentence, **means, **perplexities}
-            console.result(found | ({"tokens": by_token} if tokens else {}), text="")
+            console.result({**together.values(chosen), **by_sentence, **({"tokens": by_token} if tokens else {})}, text="")
 
 
 @contextmanager
 def _written(console: Console, out: Path | None, *, tokens: bool) -> Iterator[Callable[[list[Score]], None]]:
     """A function that writes scores to the chosen output, in the chosen form."""
+    from discern.inference.scoring import score_values
+
     if out is not None:
         from discern.storage.files import whole_file
 
         with whole_file(out) as file:
             yield lambda scores: file.writelines(
-                json.dumps(_record(each, tokens=tokens), ensure_ascii=False) + "\n" for each in scores
+                json.dumps(score_values(each, tokens=tokens), ensure_ascii=False) + "\n" for each in scores
             )
     elif console.json_output:
         yield lambda scores: None
     elif tokens:
-        yield lambda scores: console.records(_record(each, tokens=True) for each in scores)
+        yield lambda scores: console.records(score_values(each, tokens=True) for each in scores)
     else:
         yield lambda scores: console.lines(f"{each.total:.4f}\t{each.text}" for each in scores)
-
-
-def _record(score: Score, *, tokens: bool) -> dict[str, object]:
-    record: dict[str, object] = {
-        "score": score.total,
-        "text": score.text,
-        "num_tokens": len(score.tokens),
-        "num_characters": score.num_characters,
-        "score_per_token": score.per_token,
-        "score_per_character": score.per_character,
-    }
-    return record | (_of_tokens(score) if tokens else {})
-
-
-def _of_tokens(score: Score) -> dict[str, object]:
-    return {"tokens": score.tokens, "offsets": score.offsets, "token_scores": score.token_scores}

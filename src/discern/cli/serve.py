@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import DeviceOption, HostOption, NameOption, server_extra
+from discern.cli.options import DeviceOption, HostOption, NameOption, PortOption, server_extra
 from discern.errors import ConfigError
 
 
@@ -19,7 +19,7 @@ def serve(
         typer.Argument(metavar="MODEL", help="A run, an export, a fine-tuned model, or a model on the Hub; or two of them."),
     ],
     *,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8765,
+    port: PortOption = 8765,
     host: HostOption = "127.0.0.1",
     name: NameOption = None,
     device: DeviceOption = "auto",

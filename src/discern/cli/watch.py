@@ -9,13 +9,13 @@ from typing import Annotated
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import HostOption, NameOption, server_extra
+from discern.cli.options import HostOption, NameOption, PortOption, server_extra
 
 
 def watch(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Runs, or folders of runs, finished or in progress.")],
     *,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: any free port.")] = 8766,
+    port: PortOption = 8766,
     host: HostOption = "127.0.0.1",
     name: NameOption = None,
     json_output: JsonOption = False,

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.run import build_objective, vocabulary_of
 from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overrides, finetune_overrides, load_compare_config
 from discern.compare.tasks import TaskFolder, find_task_folders
 from discern.config.layers import read_file
@@ -18,6 +17,7 @@ from discern.config.schema import flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, did_you_mean
 from discern.finetuning.settings import given_settings, load_finetune_config
+from discern.model_files.run import build_objective, vocabulary_of
 from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary

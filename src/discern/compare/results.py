@@ -14,14 +14,13 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from discern.artifacts.finetuned import write_json
-from discern.artifacts.run import CONFIG_FILE
 from discern.compare.plan import ComparisonPlan, PlannedRun
 from discern.compare.tasks import TaskFolder
 from discern.config.schema import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
+from discern.model_files.run import CONFIG_FILE
 from discern.pretraining.resume import MAY_CHANGE
-from discern.storage.checksums import Record, read_record, write_recorded
+from discern.storage.checksums import Record, read_record, write_json, write_recorded
 from discern.training.metrics_log import held_out_metrics
 from discern.training.pretrain_config import read_written_config
 

@@ -15,16 +15,6 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.finetuned import MODEL_FILE, write_json
-from discern.artifacts.run import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    arithmetic,
-    build_objective,
-    make_record,
-    read_record,
-    vocabulary_of,
-)
 from discern.compare.plan import ComparisonPlan, plan_comparison
 from discern.compare.results import (
     Unit,
@@ -39,16 +29,18 @@ from discern.compare.results import (
 from discern.compare.settings import finetune_overrides
 from discern.compare.summary import summarize
 from discern.compare.tasks import TaskFolder
-from discern.convert.export import export
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.finetuning.run import finetune
+from discern.model_files.export import export
+from discern.model_files.finetuned import MODEL_FILE
+from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, arithmetic, build_objective, make_record, read_record, vocabulary_of
 from discern.pretraining.bench import processor_name
 from discern.pretraining.run import fill_folder, pretrain
 from discern.pretraining.warm_start import start_generator
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page
-from discern.storage.checksums import remove_recorded
+from discern.storage.checksums import remove_recorded, write_json
 from discern.storage.files import alone_in, held, sync_folder, write_text
 from discern.storage.output import OutputFolder
 from discern.training import checkpoint

@@ -49,8 +49,7 @@ def words_of(batch: TokenBatch) -> Words:
             # In reversed text, a word begins with the last of its tokens in the row, and the next token begins another word.
             ended = torch.zeros_like(starts)
             ended[:, 1:] = starts[:, :-1]
-            # Rows know on the host whether they are reversed.
-            starts = torch.where(batch.is_reversed.to(starts.device, non_blocking=True)[:, None], ended, starts)
+            starts = torch.where(batch.is_reversed[:, None], ended, starts)
         begins = maskable & (starts | ~follows)
     number = (begins.cumsum(1) - 1).clamp(min=0) * maskable
     lengths = torch.zeros_like(number).scatter_add_(1, number, maskable.long())

@@ -33,7 +33,7 @@ class DataConfig(Section):
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "
         "'packed': documents back to back without padding, attention kept inside a document. "
-        "'two-part': as in XLNet, running text in the first half and `A [SEP] B [SEP] [CLS]` in the second.",
+        "'two-part': running text in the first half and `A [SEP] B [SEP] [CLS]` in the second.",
     )
     overflow: Literal["carry", "drop"] = Field(
         "carry",
@@ -54,7 +54,7 @@ class DataConfig(Section):
         description="'two-part' only: positions of the first part, which the memory stores and at whose end the next row begins. "
         "Default: half of the row, the only length at which the memory has not seen the text to predict.",
     )
-    reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows. XLNet: true.")
+    reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows.")
 
     def unread(self) -> dict[str, str]:
         needed = {"overflow": "segments", "short_sequence_probability": "segments", "single_segment_probability": "segments"}

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 
 from discern import __version__, kernels
-from discern.artifacts.run import RunFolder, build_objective, load_run
 from discern.config.schema import flatten
 from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, training_rows
@@ -38,6 +37,7 @@ from discern.diagnosis.health import (
     too_early,
 )
 from discern.errors import DataError
+from discern.model_files.run import RunFolder, build_objective, load_run
 from discern.parsing import is_number
 from discern.pretraining.evaluate import change_since
 from discern.pretraining.run import heldout_stream

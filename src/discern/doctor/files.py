@@ -12,23 +12,20 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, read_finetuned, read_results, read_scores
-from discern.artifacts.run import (
-    BLIMP_FILE,
-    CHECKPOINTS,
-    CONFIG_FILE,
-    EVALUATION_FILE,
-    FINETUNED_FILE,
-    RECORD_FILE,
-    is_finetuned,
-    is_run,
-    read_record,
-)
 from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, is_data_set, read_manifest
 from discern.data.dataset.shards import Shard, TokenData
 from discern.data.sources.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
-from discern.interop.names import CONFIG_NAME
+from discern.model_files import finetuned
+from discern.model_files.finetuned import (
+    RESULTS_FILE,
+    SCORES_FILE,
+    is_finetuned,
+    read_finetuned,
+    read_results,
+    read_scores,
+)
+from discern.model_files.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, RECORD_FILE, is_run, read_record
 from discern.progress import Progress, Silent
 from discern.storage.checksums import (
     CHECKSUMS_NAME,
@@ -41,6 +38,7 @@ from discern.storage.checksums import (
     write_checksums,
 )
 from discern.storage.files import utf8_name
+from discern.storage.hub import CONFIG_NAME
 from discern.training import checkpoint
 from discern.training.checkpoint import check_finite
 from discern.training.metrics_log import METRICS_FILE, read_metrics
@@ -223,7 +221,7 @@ def _of_run(folder: Path) -> Iterator[tuple[str, _Check]]:
 
 
 def _of_finetuning(folder: Path) -> Iterator[tuple[str, _Check]]:
-    yield FINETUNED_FILE, partial(read_finetuned, folder)
+    yield finetuned.RECORD_FILE, partial(read_finetuned, folder)
     if (folder / RESULTS_FILE).is_file():
         yield RESULTS_FILE, partial(read_results, folder)
     for path in sorted(folder.glob(f"seed-*/{SCORES_FILE}")):

@@ -6,14 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.finetuned import RESULTS_FILE
-from discern.artifacts.opening import open_model
-from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.finetuning.results import Baselines, compared
 from discern.finetuning.task_files import ReadingOptions, has_labels, trained_on
 from discern.finetuning.user_files import recorded_source
+from discern.model_files.finetuned import RESULTS_FILE
+from discern.model_files.folder import ModelFolder, TaskModel, open_model
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import read_object
 from discern.tasks.base import Definition, Task
@@ -78,21 +77,21 @@ def evaluate_finetuned(
 
 
 def labeled_examples(
-    model: Path, data: Path | None, *, task: str | None = None, seed: int | None = None, progress: Progress
+    model: ModelFolder, data: Path | None, *, task: str | None = None, seed: int | None = None
 ) -> tuple[str, list[Any]] | None:
     """The name of a labeled file of a task, and its examples.
 
     None if the task is to give vectors, or if no file is given and the one of the training is gone.
 
     Args:
-        model: a folder that `discern finetune` wrote.
+        model: a fine-tuned model.
         data: as in `evaluate_finetuned`; None: the file that the fine-tuning was evaluated on.
 
     Raises:
         ConfigError: the task does not exist, or a column is missing.
         DataError: the file cannot be read, has no labels, or has a label that the training file lacks.
     """
-    loaded = open_model(model, warn=progress.note).task_model(seed)
+    loaded = model.task_model(seed)
     chosen = loaded.task(task)
     if chosen.labels.kind == "vectors":
         return None
@@ -102,7 +101,7 @@ def labeled_examples(
     if path is None:
         return None
     _, split, _, reading = _readings(chosen, record, path)[0]
-    _check_labels(chosen, reading, model)
+    _check_labels(chosen, reading, model.folder)
     return split, list(reading.examples)
 
 

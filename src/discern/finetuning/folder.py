@@ -4,29 +4,37 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.finetuned import (
-    CONFIG_FILE,
-    RECORD_FILE,
-    SCORES_FILE,
-    TOKENIZER_FILE,
-    make_record,
-    read_finetuned,
-    seed_folder,
-    write_json,
-)
-from discern.artifacts.run import is_finetuned
+import torch
+
+from discern import __version__
 from discern.config.layers import parse_toml
 from discern.config.schema import flatten, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.finetuning.seed import FinetunePlan
 from discern.finetuning.settings import FinetuneConfig
-from discern.storage.checksums import CHECKSUMS_NAME, read_text, verify_folder, write_recorded
+from discern.model_files.finetuned import (
+    CONFIG_FILE,
+    FORMAT,
+    RECORD_FILE,
+    SCORES_FILE,
+    TOKENIZER_FILE,
+    is_finetuned,
+    read_finetuned,
+    seed_folder,
+)
+from discern.model_files.folder import TEXT_LICENSE, LoadedEncoder
+from discern.storage.checksums import CHECKSUMS_NAME, read_text, verify_folder, write_json, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
+from discern.tasks import families
+from discern.tasks import tasks as registry
+from discern.tasks.base import Source, Task
+from discern.tasks.frames import FrameName
 from discern.training.distributed import Ranks
 from discern.training.precision import shared_precision
 
@@ -159,3 +167,58 @@ def _refuse_other_reading(out: Path, old: dict[str, Any], record: dict[str, Any]
     differing = [f"{key} was {there[key]}, is {now[key]}" for key in _COMPUTES & there.keys() if there[key] != now.get(key)]
     if differing:
         raise DataError(f"{out} was fine-tuned with a different encoder: {'; '.join(sorted(differing))}", hint=hint)
+
+
+def make_record(
+    loaded: LoadedEncoder,
+    tasks: dict[str, Task[Any]],
+    files: dict[str, Any],
+    sources: dict[str, Source[Any]],
+    frame: FrameName = "cls-first",
+) -> dict[str, Any]:
+    """The content of finetuned.json: the model, its sizes, and its tasks with labels, files and how they are read.
+
+    Raises:
+        ConfigError: the class of a task could not be found from the record.
+    """
+    for name, task in tasks.items():
+        _check_found_again(name, task, sources[name])
+    said = {"language": loaded.language, TEXT_LICENSE: loaded.text_license}
+    return {
+        "format": FORMAT,
+        "discern": __version__,
+        "model": loaded.description,
+        "encoder_fingerprint": loaded.source_fingerprint,
+        "vocab_size": loaded.vocabulary_size,
+        "embedding_size": loaded.encoder.embeddings.embedding_size,
+        "encoder": loaded.encoder.config.model_dump(),
+        "frame": frame,
+        "max_length": loaded.max_length,
+        "tasks": {
+            name: {
+                "family": type(task).family,
+                "metrics": list(task.metrics),
+                "labels": asdict(task.labels),
+                "config": task.config.model_dump(mode="json"),
+                "files": files[name],
+                "source": sources[name].record(),
+            }
+            for name, task in tasks.items()
+        },
+        "versions": {"torch": torch.__version__},
+    } | {name: value for name, value in said.items() if value is not None}
+
+
+def _check_found_again(name: str, task: Task[Any], source: Source[Any]) -> None:
+    """Raise a ConfigError, before any training, if the trained network could not be loaded again."""
+    kind = type(task)
+    if not isinstance(getattr(kind, "family", None), str):
+        raise ConfigError(f"{kind.__name__}, the family of task '{name}', has no name", hint='give it one: family = "my-family"')
+    if name in registry.names() and registry.load(name).family is kind:
+        return
+    if not source.record() or kind.family not in families.names() or families.load(kind.family) is not kind:
+        raise ConfigError(
+            f"task '{name}' of the family '{kind.family}' is not registered under its name, so the trained model could not be "
+            "used",
+            hint="register the definition under its own name",
+        )

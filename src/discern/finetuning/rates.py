@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.finetuned import write_json
 from discern.errors import ConfigError
 from discern.finetuning.seed import FinetunePlan, train_network
 from discern.finetuning.settings import FinetuneConfig
 from discern.finetuning.task_files import MIN_SELECTION
 from discern.progress import Progress
-from discern.storage.checksums import read_object
+from discern.storage.checksums import read_object, write_json
 from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest
 

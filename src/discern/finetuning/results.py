@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.artifacts.finetuned import read_scores, seed_folder, write_json
 from discern.config.schema import flatten, plain
 from discern.errors import DataError
 from discern.finetuning.task_files import TaskData
+from discern.model_files.finetuned import read_scores, seed_folder
 from discern.progress import Progress
-from discern.storage.checksums import read_object
+from discern.storage.checksums import read_object, write_json
 from discern.tasks.baselines.base import deciding_metrics, measure_baselines, unbeaten_metric
 
 

@@ -13,9 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from discern import __version__
-from discern.artifacts.encoder import LoadedEncoder, encoder_of_preset, first_layers, fresh_encoder
-from discern.artifacts.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder, write_json
-from discern.artifacts.opening import open_model
 from discern.config.layers import preset_names
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
@@ -24,13 +21,16 @@ from discern.finetuning.folder import complete_seeds, keep_precision, prepare_fo
 from discern.finetuning.length import with_steps
 from discern.finetuning.rates import at_rate, check_selection, search_rate
 from discern.finetuning.results import measured_baselines, summarize
-from discern.finetuning.seed import FinetunePlan, run_seed
+from discern.finetuning.seed import FinetunePlan, encoder_of_preset, first_layers, fresh_encoder, run_seed
 from discern.finetuning.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config
 from discern.finetuning.submission import check_rows, check_submission, submit
 from discern.finetuning.task_files import HELD_OUT, ReadingOptions, TaskData, TaskFiles, find_files, read_task
 from discern.finetuning.user_files import user_task
-from discern.interop.hub import local_model
+from discern.model_files.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder
+from discern.model_files.folder import LoadedEncoder, open_model
 from discern.progress import Progress, warning_to
+from discern.storage.checksums import write_json
+from discern.storage.hub import local_model
 from discern.storage.output import OutputFolder
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder

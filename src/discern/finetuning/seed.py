@@ -4,35 +4,36 @@ from __future__ import annotations
 
 import copy
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.encoder import LoadedEncoder, draw_weights
-from discern.artifacts.finetuned import (
-    MODEL_FILE,
-    SCORES_FILE,
-    predictions_file,
-    seed_folder,
-    write_json,
-    write_lines,
-    write_weights,
-)
+import torch
+from safetensors.torch import save
+
+from discern.corruption.randomness import key_of
 from discern.data.batching.stream import derive_key
-from discern.errors import NumericsError
+from discern.data.tokenizer import load_tokenizer, vocab_size
+from discern.errors import CheckpointError, ConfigError, NumericsError
 from discern.finetuning.settings import FinetuneConfig
 from discern.finetuning.task_files import TaskData
-from discern.models.base import Encoder
+from discern.model_files.finetuned import MODEL_FILE, SCORES_FILE, predictions_file, seed_folder
+from discern.model_files.folder import LoadedEncoder
+from discern.models.base import Encoder, build_embeddings, build_encoder
+from discern.models.config import ModelConfig
 from discern.models.fused_ops import Dropout
+from discern.models.initialization import initialize
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import read_object, remove_recorded
+from discern.storage.checksums import read_object, remove_recorded, write_json, write_lines, write_recorded
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
 from discern.training import checkpoint
+from discern.training.checkpoint import model_tensors
 from discern.training.distributed import Ranks
 from discern.training.interrupt import StopRequest, leave_if_stopped
 from discern.training.loop import train
 from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.pretrain_config import load_pretrain_config
 from discern.training.replica import use_average
 from discern.training.state import EarlyStopping, State, TrainContext
 
@@ -330,3 +331,73 @@ def _resume(folder: Path, objective: SupervisedObjective, progress: Progress, pa
     state = State.from_checkpoint(contents)
     state.finished = 0 < patience <= state.evaluations_since_best
     return state
+
+
+def write_weights(folder: Path, objective: SupervisedObjective) -> None:
+    """Write the weights of a seed, whole or not at all. The same weights give the same bytes."""
+    try:
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
+        content = save(tensors, {"format": "pt"})
+        write_recorded(folder, {MODEL_FILE: content})
+    except OSError as problem:
+        raise CheckpointError(
+            f"cannot write to {folder}: {problem.strerror or problem}", hint="free some space, then run the same command"
+        ) from problem
+
+
+def fresh_encoder(like: LoadedEncoder, seed: int) -> LoadedEncoder:
+    """An encoder of the same sizes, tokenizer and settings with the weights of step 0, the baseline of pre-training."""
+    embedding_size = like.encoder.embeddings.embedding_size
+    encoder = _untrained(like.encoder.config, like.vocabulary_size, embedding_size, seed)
+    return LoadedEncoder(encoder, like.tokenizer_path, like.max_length, f"untrained, as {like.description}", trained=False)
+
+
+def encoder_of_preset(name: str, tokenizer: Path, seed: int) -> LoadedEncoder:
+    """An encoder of a preset's sizes, with the weights of step 0.
+
+    Args:
+        tokenizer: a file or folder that `load_tokenizer` accepts.
+
+    Raises:
+        ConfigError: there is no such preset.
+        DataError: the tokenizer is missing or damaged.
+    """
+    config = load_pretrain_config(None, name).config
+    encoder = _untrained(config.model, vocab_size(load_tokenizer(tokenizer)), config.model.embedding_size, seed)
+    return LoadedEncoder(encoder, tokenizer, config.data.sequence_length, f"untrained, preset {name}", trained=False)
+
+
+def _untrained(config: ModelConfig, vocabulary_size: int, embedding_size: int, seed: int) -> Encoder:
+    encoder = build_encoder(build_embeddings(vocabulary_size, embedding_size, config), config)
+    draw_weights(encoder, seed)
+    return encoder
+
+
+def draw_weights(encoder: Encoder, seed: int) -> None:
+    """Give an encoder the weights of step 0, as a function of the seed alone."""
+    initialize(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), encoder.config)
+
+
+def check_layers(loaded: LoadedEncoder, count: int) -> None:
+    """Raise a ConfigError if the encoder has fewer layers than `count`."""
+    if count > loaded.encoder.config.num_layers:
+        raise ConfigError(
+            f"finetune.layers is {count}, but the encoder has {loaded.encoder.config.num_layers}",
+            hint="give fewer, or leave it out",
+        )
+
+
+def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
+    """The encoder without the layers after the first `count`.
+
+    Raises:
+        ConfigError: it has fewer layers.
+    """
+    whole = loaded.encoder
+    check_layers(loaded, count)
+    config = whole.config.model_copy(update={"num_layers": count})
+    encoder = build_encoder(build_embeddings(loaded.vocabulary_size, whole.embeddings.embedding_size, config), config)
+    weights = whole.state_dict()
+    encoder.load_state_dict({name: weights[name] for name in encoder.state_dict()})
+    described = f"the first {count} of {whole.config.num_layers} layers of {loaded.description}"
+    return replace(loaded, encoder=encoder, description=described)

@@ -128,7 +128,7 @@ class FinetuneSection(Section):
     frame: FrameName = Field(
         "cls-first",
         description="Order of the parts of the encoder's input. 'cls-first': [CLS] A [SEP] B [SEP], padded on the right. "
-        "'cls-last': A [SEP] B [SEP] [CLS], padded on the left, the default for XLNet.",
+        "'cls-last': A [SEP] B [SEP] [CLS], padded on the left, the default for encoders trained so.",
     )
     task_alpha: float = Field(
         1.0,

@@ -16,9 +16,9 @@ from typing import Any
 
 import torch
 
-from discern.artifacts.finetuned import FinetunedFolder, predictions_file, seed_folder
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.finetuning.seed import FinetunePlan, predict_split
+from discern.model_files.finetuned import FinetunedFolder, predictions_file, seed_folder
 from discern.progress import Progress
 from discern.storage.checksums import parse_json, read_lines, understood
 from discern.storage.files import whole_binary_file

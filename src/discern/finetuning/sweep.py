@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.encoder import check_layers
-from discern.artifacts.finetuned import write_json
 from discern.config.layers import parse_overrides
 from discern.config.schema import Schema
 from discern.errors import ConfigError, did_you_mean
 from discern.finetuning.run import check_folders, check_plan, choose_encoder, prepare_finetuning, resolve_finetuning, train_seeds
-from discern.finetuning.seed import FinetunePlan
+from discern.finetuning.seed import FinetunePlan, check_layers
 from discern.finetuning.settings import FinetuneConfig, Recipe
 from discern.finetuning.submission import submit
 from discern.progress import Progress
+from discern.storage.checksums import write_json
 from discern.training.distributed import check_consistency, join_ranks
 
 SWEEP_FILE = "sweep.json"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field
 from torch import Tensor
 
 from discern.corruption.masking import MaskingContext, maskable_positions, uniform
@@ -22,16 +20,16 @@ from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
-from discern.inference.detection import DetectionModel, Detector, load_detection_model
+from discern.inference.detection import CALIBRATION_FORMAT, DetectionModel, head_fingerprint, load_detection_model
 from discern.inference.proposals import Proposer
 from discern.inference.rows import TOKENS_PER_BATCH, device_of
-from discern.inference.threshold_curve import Rates, ThresholdCurve, rate_values
-from discern.interop.names import CALIBRATION_NAME
+from discern.inference.threshold_curve import Rates, ThresholdCurve
 from discern.models.base import Network
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
-from discern.storage.checksums import CHECKSUMS_NAME, Record, read_record, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import write_text
+from discern.storage.hub import CALIBRATION_NAME
 from discern.types import TokenBatch
 
 # The corruption is the same for every model, so that thresholds differ only because networks do.
@@ -121,15 +119,6 @@ def detect_corrupted(
     return TokenPredictions(np.concatenate(probability), np.concatenate(is_replaced))
 
 
-def head_fingerprint(network: Network) -> str:
-    """SHA-256 of the weights of a network's head: they are few and change with every step of training."""
-    digest = hashlib.sha256()
-    parts = [part for part in (network.head, network.bilinear) if part is not None]
-    for tensor in (tensor for part in parts for tensor in part.parameters()):
-        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
-    return digest.hexdigest()
-
-
 def _corrupted(proposer: Proposer, batch: TokenBatch, corruption: float) -> Tensor:
     """(B, L) The rows with samples at the chosen positions."""
     randomness = Randomness(_SEED, 0, batch.example_index)
@@ -140,30 +129,6 @@ def _corrupted(proposer: Proposer, batch: TokenBatch, corruption: float) -> Tens
         sampled.append(sample_tokens(logits, uniforms[at : at + len(logits)]))
         at += len(logits)
     return replace_positions(batch.input_ids, places, torch.cat(sampled)) if sampled else batch.input_ids
-
-
-DEFAULT_THRESHOLD = 0.5
-_FORMAT = 1
-
-
-@dataclass(frozen=True)
-class ChosenThreshold:
-    """The probability from which a token is marked.
-
-    Attributes:
-        value: the probability.
-        origin: 'given' by the user, 'calibrated' and stored beside the model, or the 'default', one half.
-        precision: precision that it was calibrated for; None if it was not.
-    """
-
-    value: float
-    origin: Literal["given", "calibrated", "default"]
-    precision: float | None = None
-
-    @property
-    def described(self) -> str:
-        """Origin in a few words."""
-        return f"calibrated for precision {self.precision:g}" if self.precision is not None else self.origin
 
 
 def calibrate(
@@ -219,7 +184,7 @@ def calibrate(
     values = {
         "reached": found.reached,
         "wanted_precision": found.wanted,
-        **rate_values(found.rates),
+        **vars(found.rates),
         "precision_interval": list(found.rates.precision_interval()),
         "auc": area_under_curve(predictions.probability, predictions.is_replaced),
         "tokens": len(predictions.probability),
@@ -229,24 +194,6 @@ def calibrate(
     }
     kept = found.reached and _keep(model, values, head_fingerprint(loaded.detector.network), warn)
     return {**values, "kept": model / CALIBRATION_NAME if kept else None}
-
-
-def chosen_threshold(model: Path, detector: Detector, given: float | None, warn: Callable[[str], None]) -> ChosenThreshold:
-    """The given threshold, or else the one stored beside the model if it was calibrated for these weights, or else one half.
-
-    Raises:
-        DataError: the calibration file is damaged.
-    """
-    if given is not None:
-        return ChosenThreshold(given, "given")
-    path = model / CALIBRATION_NAME
-    if not path.is_file():
-        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
-    kept = _read(path)
-    if kept["head_fingerprint"] != head_fingerprint(detector.network):
-        warn(f"{path} was calibrated for other weights: using threshold {DEFAULT_THRESHOLD:g}; run --calibrate again")
-        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
-    return ChosenThreshold(float(kept["threshold"]), "calibrated", float(kept["wanted_precision"]))
 
 
 def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenData, ExampleStream]:
@@ -270,7 +217,7 @@ def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenDa
 def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[str], None]) -> bool:
     """Store the threshold; return False, with a warning, if the folder cannot be written to."""
     try:
-        text = json.dumps({"format": _FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
+        text = json.dumps({"format": CALIBRATION_FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
         if (model / CHECKSUMS_NAME).is_file():
             write_recorded(model, {CALIBRATION_NAME: text})
         else:
@@ -282,16 +229,3 @@ def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[
         )
         return False
     return True
-
-
-def _read(path: Path) -> dict[str, Any]:
-    return read_record(path, _Kept, hint="delete it, calibrate again, or set --threshold", version=_FORMAT)
-
-
-class _Kept(Record):
-    """Required contents of the calibration file."""
-
-    format: int
-    threshold: Annotated[float, Field(ge=0, le=1)]
-    wanted_precision: Annotated[float, Field(ge=0, le=1)]
-    head_fingerprint: str

@@ -1,27 +1,34 @@
-"""The probability that each token of a text was replaced, by the discriminator of a model folder."""
+"""The probability that each token of a text was replaced, by the discriminator of a model folder, and what it is shown as."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import torch
+from pydantic import Field
 from tokenizers import Encoding, Tokenizer
 
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
-from discern.data.tokenizer import special_tokens
+from discern.data.tokenizer import TokenTexts, special_tokens
 from discern.data.tokenizer.plain_text import encode_texts
-from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import CheckpointError, ConfigError
-from discern.inference.proposals import Proposer, proposer_of
+from discern.inference.proposals import Proposer, propose
 from discern.inference.rows import TOKENS_PER_BATCH, batches, best_places, device_of, finite, framed, moved, windows_of
-from discern.inference.texts import InputText
+from discern.inference.texts import InputText, TextReport
+from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network
-from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
 from discern.progress import Progress
+from discern.report.detection_page import CheckedText, DetectionPage, PlaceProposals, render_detections
+from discern.report.page import ShadedText
+from discern.storage.checksums import Record, read_record
+from discern.storage.files import whole_file
+from discern.storage.hub import CALIBRATION_NAME
+from discern.storage.output import check_output
 from discern.training.distributed import choose_device
 
 
@@ -137,20 +144,13 @@ def detect(model: Path, texts: Sequence[str], progress: Progress, warn: Callable
         DataError: the folder is neither a run nor a model, or has no tokenizer.
         CheckpointError: the weights are missing or damaged.
     """
-    detector = load_detector(model, warn)
-    encodings = encode_texts(detector.tokenizer, texts)
-    too_long = sum(len(encoding) > detector.window_size for encoding in encodings)
-    if too_long:
-        which = "the text is" if len(texts) == 1 else f"{too_long} of {len(texts)} texts are"
-        warn(f"{which} longer than the {detector.window_size} tokens that the model was trained on: read in overlapping windows")
-    progress.start("detecting", sum(map(len, encodings)), "tokens")
-    found = detect_replaced(detector, texts, encodings, progress.advance)
-    progress.finish()
-    unknown = UnknownTokens(detector.tokenizer)
-    for encoding in encodings:
-        unknown.add_ids(encoding.ids)
-    unknown.report(progress.note, warn)
-    return found
+    return detect_all(load_detector(model, warn), texts, progress, warn)
+
+
+def detect_all(detector: Detector, texts: Sequence[str], progress: Progress, warn: Callable[[str], None]) -> list[Detection]:
+    """Like `detect`, with a loaded discriminator."""
+    numbered = (InputText(f"text {number}", number, text) for number, text in enumerate(texts, 1))
+    return [detection for _, detection in detect_each(detector, numbered, progress, warn)]
 
 
 def detect_each(
@@ -163,25 +163,17 @@ def detect_each(
             high fraction of unknown tokens.
     """
     progress.start("detecting", None, "tokens")
-    longer = done = 0
-    unknown = UnknownTokens(detector.tokenizer)
+    report = TextReport(detector.tokenizer, detector.window_size, progress, warn)
     try:
         for block in _blocks(texts):
             encodings = encode_texts(detector.tokenizer, [each.text for each in block])
             for each, encoding in zip(block, encodings, strict=True):
-                unknown.add_ids(encoding.ids)
-                if len(encoding) > detector.window_size:
-                    if not longer:
-                        warn(f"{each.where}: {_too_long(len(encoding), detector.window_size)}")
-                    longer += 1
+                report.add(each.where, encoding.tokens)
             found = detect_replaced(detector, [each.text for each in block], encodings, progress.advance)
-            done += len(block)
             yield from zip(block, found, strict=True)
     finally:
         progress.finish()
-    if longer > 1:
-        warn(f"{longer:,} of {done:,} texts were read in several windows")
-    unknown.report(progress.note, warn)
+    report.finish()
 
 
 def load_detector(model: Path | ModelFolder, warn: Callable[[str], None], device: str = "auto") -> Detector:
@@ -196,18 +188,18 @@ def load_detection_model(model: Path, warn: Callable[[str], None], device: str =
     networks, fingerprints = loaded.networks(), loaded.tokenizer_fingerprints
     detector = _detector(loaded, networks, place)
     generator = networks.get(_GENERATOR)
-    if generator is None or not isinstance(generator.head, MaskedLMHead):
+    if generator is None or generator.predicts != "words":
         return DetectionModel(detector, None, 0, fingerprints)
     _check_vocabularies(model, detector.network, generator)
     window_size = min(detector.max_length, generator.encoder.config.max_positions) - 2
-    proposer = proposer_of(moved(generator, place), special_tokens(detector.tokenizer))
+    proposer = Proposer(moved(generator, place), special_tokens(detector.tokenizer))
     return DetectionModel(detector, proposer, window_size, fingerprints)
 
 
 def _detector(model: ModelFolder, networks: Mapping[str, Network], device: torch.device) -> Detector:
-    discriminators = [network for network in networks.values() if isinstance(network.head, ReplacedTokenHead)]
+    discriminators = [network for network in networks.values() if network.predicts == "replaced"]
     if not discriminators:
-        energies = any(isinstance(network.head, EnergyHead) for network in networks.values())
+        energies = any(network.predicts == "energy" for network in networks.values())
         does = "computes energies, not probabilities" if energies else "fills masks"
         raise ConfigError(
             f"{model.folder} has no discriminator: its {' and '.join(networks)} {does}",
@@ -238,8 +230,227 @@ def _blocks(texts: Iterable[TextT]) -> Iterator[list[TextT]]:
         yield block
 
 
-def _too_long(tokens: int, window_size: int) -> str:
-    return (
-        f"{tokens:,} tokens, and the model was trained on {window_size:,} at a time: read in overlapping windows, "
-        "each token where it has most context"
-    )
+DEFAULT_THRESHOLD = 0.5
+CALIBRATION_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ChosenThreshold:
+    """The probability from which a token is marked.
+
+    Attributes:
+        value: the probability.
+        origin: 'given' by the user, 'calibrated' and stored beside the model, or the 'default', one half.
+        precision: precision that it was calibrated for; None if it was not.
+    """
+
+    value: float
+    origin: Literal["given", "calibrated", "default"]
+    precision: float | None = None
+
+    @property
+    def described(self) -> str:
+        """Origin in a few words."""
+        return f"calibrated for precision {self.precision:g}" if self.precision is not None else self.origin
+
+
+def chosen_threshold(model: Path, detector: Detector, given: float | None, warn: Callable[[str], None]) -> ChosenThreshold:
+    """The given threshold, or else the one stored beside the model if it was calibrated for these weights, or else one half.
+
+    Raises:
+        DataError: the calibration file is damaged.
+    """
+    if given is not None:
+        return ChosenThreshold(given, "given")
+    path = model / CALIBRATION_NAME
+    if not path.is_file():
+        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
+    hint = "delete it, calibrate again, or set --threshold"
+    kept = read_record(path, _Kept, hint=hint, version=CALIBRATION_FORMAT)
+    if kept["head_fingerprint"] != head_fingerprint(detector.network):
+        warn(f"{path} was calibrated for other weights: using threshold {DEFAULT_THRESHOLD:g}; run --calibrate again")
+        return ChosenThreshold(DEFAULT_THRESHOLD, "default")
+    return ChosenThreshold(float(kept["threshold"]), "calibrated", float(kept["wanted_precision"]))
+
+
+class _Kept(Record):
+    """Required contents of the calibration file."""
+
+    format: int
+    threshold: Annotated[float, Field(ge=0, le=1)]
+    wanted_precision: Annotated[float, Field(ge=0, le=1)]
+    head_fingerprint: str
+
+
+def head_fingerprint(network: Network) -> str:
+    """SHA-256 of the weights of a network's head: they are few and change with every step of training."""
+    digest = hashlib.sha256()
+    parts = [part for part in (network.head, network.bilinear) if part is not None]
+    for tensor in (tensor for part in parts for tensor in part.parameters()):
+        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
+    return digest.hexdigest()
+
+
+Show = Callable[[InputText, Detection, ChosenThreshold], None]
+
+
+@dataclass(frozen=True)
+class Detected:
+    """Counts of a `discern detect`.
+
+    Attributes:
+        texts, tokens: number of texts and number of tokens.
+        marked: number of tokens whose probability reaches the threshold.
+        threshold: threshold that was used.
+    """
+
+    texts: int
+    tokens: int
+    marked: int
+    threshold: ChosenThreshold
+
+
+def detect_texts(
+    model: Path,
+    texts: Iterable[InputText],
+    show: Show,
+    progress: Progress,
+    warn: Callable[[str], None],
+    *,
+    threshold: float | None = None,
+    out: Path | None = None,
+    page: Path | None = None,
+    source: Path | None = None,
+    device: str = "auto",
+) -> Detected:
+    """Detect replaced tokens in texts, in order, in float32. Memory is bounded, unless a page is written.
+
+    Args:
+        model: a run, an export, or a Hugging Face ELECTRA discriminator.
+        texts: read once, in order.
+        show: called with the result of each text.
+        warn: called with messages about texts that are read in several windows, damaged checkpoints that were skipped, and an
+            outdated threshold.
+        threshold: probability from which a token is marked; None: the calibrated one, or one half.
+        out: JSON lines file to write.
+        page: HTML file to write.
+        source: file that the texts come from, which must not be overwritten.
+
+    Raises:
+        ConfigError: the model has no discriminator, or `out` or `page` is a folder or the input.
+        DataError: the folder has no model or no tokenizer, or the texts cannot be read; nothing is left of `out` and `page`.
+        CheckpointError: the weights are missing or damaged.
+    """
+    for option, path, example in (("--out", out, "found.jsonl"), ("--html", page, "page.html")):
+        if path is not None:
+            check_output(option, path, example, model, source)
+    if out is not None and page is not None and out.resolve() == page.resolve():
+        raise ConfigError(f"--out and --html both name {out}", hint="give the page another name")
+    with_generator = load_detection_model(model, warn, device) if page is not None else None
+    detector = load_detector(model, warn, device) if with_generator is None else with_generator.detector
+    chosen = chosen_threshold(model, detector, threshold, warn)
+    on_page: list[tuple[InputText, Detection]] = []
+    num_texts = tokens = marked = 0
+    with ExitStack() as stack:
+        file = stack.enter_context(whole_file(out)) if out is not None else None
+        for text, found in detect_each(detector, texts, progress, warn):
+            num_texts, tokens = num_texts + 1, tokens + len(found.tokens)
+            marked += sum(probability >= chosen.value for probability in found.replaced_probability)
+            show(text, found, chosen)
+            if file is not None:
+                line = {"line": text.number, "text": found.text, **detection_values(found, chosen.value)}
+                file.write(json.dumps(line, ensure_ascii=False) + "\n")
+            # The first text always has room.
+            if with_generator is not None and (num_texts == 1 or (tokens <= MAX_TOKENS and num_texts <= MAX_TEXTS)):
+                on_page.append((text, found))
+    if page is not None and with_generator is not None:
+        write_page(page, model.resolve().name, with_generator, on_page, num_texts - len(on_page), chosen, progress, warn)
+    return Detected(num_texts, tokens, marked, chosen)
+
+
+def detection_values(detection: Detection, threshold: float) -> dict[str, Any]:
+    """The result for a text, as in `--json`."""
+    return {
+        "tokens": detection.tokens,
+        "offsets": detection.offsets,
+        "replaced_probability": detection.replaced_probability,
+        "marked": [probability >= threshold for probability in detection.replaced_probability],
+        "threshold": threshold,
+    }
+
+
+NUM_PROPOSALS = 5
+# More would make a browser slow, and a generator may need one forward pass per token.
+MAX_TOKENS, MAX_TEXTS = 20_000, 5_000
+
+
+def write_page(
+    out: Path,
+    name: str,
+    model: DetectionModel,
+    texts: Sequence[tuple[InputText, Detection]],
+    left_out: int,
+    threshold: ChosenThreshold,
+    progress: Progress,
+    warn: Callable[[str], None],
+) -> None:
+    """Write the page, completely or not at all.
+
+    Args:
+        name: name of the model on the page.
+        texts: texts that the page shows, with their results.
+        left_out: number of further texts.
+        warn: called if some texts have no room.
+
+    Raises:
+        DataError: the file cannot be written.
+    """
+    proposals = _proposals(model, [detection for _, detection in texts], progress)
+    checked = [
+        CheckedText(f"{text.number}", ShadedText(found.text, found.offsets, found.replaced_probability), proposed)
+        for (text, found), proposed in zip(texts, proposals, strict=True)
+    ]
+    notes = []
+    if left_out:
+        warn(f"{out} shows the first {len(texts):,} texts; {left_out:,} more do not fit on a page")
+        notes.append(f"This page shows the first {len(texts):,} texts; {left_out:,} more do not fit on it.")
+    tokens = [probability for _, found in texts for probability in found.replaced_probability]
+    facts = [
+        ("Model", name),
+        ("Texts", f"{len(texts):,}"),
+        ("Tokens", f"{len(tokens):,}"),
+        ("Marked", f"{sum(probability >= threshold.value for probability in tokens):,}"),
+        ("Threshold", f"{threshold.value:.3g} ({threshold.described})"),
+        ("Generator", "predicts every token" if model.proposer else "not part of the model"),
+    ]
+    page = DetectionPage(f"Which tokens look replaced: {name}", facts, checked, threshold.value, [*notes, _NOTE])
+    with whole_file(out) as file:
+        file.write(render_detections(page))
+
+
+_NOTE = (
+    "The probability is the discriminator's estimate that a token is not the original one. It shows how unusual the token is in "
+    "this context for this model; correct names and rare words may look replaced. The generator predicts each token from all "
+    "other tokens of the text; its likeliest tokens come first."
+)
+
+
+def _proposals(
+    model: DetectionModel, found: Sequence[Detection], progress: Progress
+) -> Sequence[Sequence[PlaceProposals] | None]:
+    """Proposals for each token of each text; None for each text without a generator."""
+    if model.proposer is None:
+        return [None] * len(found)
+    tokenizer = model.detector.tokenizer
+    encodings = encode_texts(tokenizer, [each.text for each in found])
+    ids = [encoding.ids for encoding in encodings]
+    progress.start("asking the generator", sum(map(len, ids)), "tokens")
+    try:
+        proposed = propose(model.proposer, ids, model.proposer_window, NUM_PROPOSALS, progress.advance)
+    finally:
+        progress.finish()
+    texts = TokenTexts(tokenizer)
+    return [
+        [PlaceProposals(list(zip(map(texts.shown, each.ids), each.probabilities, strict=True)), each.own) for each in text]
+        for text in proposed
+    ]

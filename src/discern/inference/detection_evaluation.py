@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 
 from discern.errors import DataError
-from discern.inference.calibration import chosen_threshold
-from discern.inference.detection import Detection, detect_each, load_detector
+from discern.inference.detection import Detection, chosen_threshold, detect_each, load_detector
 from discern.inference.texts import CheckedText, Span, overlapping, read_checked, words_of
-from discern.inference.threshold_curve import ThresholdCurve, rate_values
+from discern.inference.threshold_curve import ThresholdCurve
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
 from discern.wording import counted
@@ -90,9 +89,9 @@ def evaluate_detection(
         "auc": None if all(gathered.wrong) else area,
         "threshold": chosen.value,
         "threshold_origin": chosen.origin,
-        "at_threshold": rate_values(curve.at(chosen.value)),
-        "best_f1": rate_values(best) if best is not None else None,
-        "thresholds": [rate_values(curve.at(value)) for value in THRESHOLDS],
+        "at_threshold": vars(curve.at(chosen.value)),
+        "best_f1": None if best is None else vars(best),
+        "thresholds": [vars(curve.at(value)) for value in THRESHOLDS],
         "by_kind": _by_kind(gathered.kinds, chosen.value),
     }
 

@@ -13,14 +13,37 @@ from torch.nn import functional as F
 
 from discern.inference.likelihood_scorers import generator_likelihood
 from discern.inference.rows import batches, device_of, framed
-from discern.inference.scoring import ScoredWindow, ScoringModel, TokenScorer
+from discern.inference.scoring import NetworkScorer, ScoredWindow, ScoringModel, TokenScorer
 from discern.models.base import Network
 from discern.models.heads import EnergyHead, ReplacedTokenHead, TokenHead
-from discern.types import SpecialTokens
+
+
+class NegatedLogits(NetworkScorer):
+    """The negated logit of each token: for both heads, a higher logit means a less likely token.
+
+    Attributes:
+        head: kind of the network's head.
+    """
+
+    head: ClassVar[type[TokenHead]]
+
+    @classmethod
+    def can_use(cls, network: Network, model: ScoringModel) -> bool:
+        return isinstance(network.head, cls.head)
+
+    @torch.inference_mode()
+    def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
+        found: list[list[float]] = [[] for _ in pieces]
+        for batch in batches([len(piece.ids) + 2 for piece in pieces]):
+            rows = framed([pieces[number].ids for number in batch], self.special, device_of(self.network))
+            logits = self.network.token_logits(*rows)
+            for number, row in zip(batch, (-logits.float()).tolist(), strict=True):
+                found[number] = [row[place + 1] for place in pieces[number].wanted]
+        return found
 
 
 @final
-class Energies(TokenScorer):
+class Energies(NegatedLogits):
     """The negated energy of each token: log p(x_t | the others), not normalized.
 
     The noise distribution and the odds of noise, which the loss adds to the energy in training, are not part of the score.
@@ -29,28 +52,19 @@ class Energies(TokenScorer):
     """
 
     quantity: ClassVar[str] = "unnormalized pseudo-log-likelihood (minus the energies)"
-
-    def __init__(self, network: Network, special: SpecialTokens) -> None:
-        self._network, self._special = network, special
+    needs: ClassVar[str] = "an energy model, as objective 'electric' trains"
+    head: ClassVar[type[TokenHead]] = EnergyHead
 
     @classmethod
     def lacks(cls, model: ScoringModel) -> str | None:
-        if not _with_head(model, EnergyHead):
-            return "an energy model, as objective 'electric' trains"
-        if not model.chosen_evenly:
+        lack = super().lacks(model)
+        if lack is None and not model.chosen_evenly:
             return "uniformly chosen noise: with masking 'rarity' or 'entropy', energies are not log-probabilities"
-        return None
-
-    @classmethod
-    def of(cls, model: ScoringModel) -> TokenScorer:
-        return cls(_with_head(model, EnergyHead)[0], model.special)
-
-    def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
-        return negated_logits(self._network, self._special, pieces)
+        return lack
 
 
 @final
-class ReplacedTokenOdds(TokenScorer):
+class ReplacedTokenOdds(NegatedLogits):
     """Log-odds of each token being original: log P(original) - log P(replaced).
 
     At the optimum this is log p - log q - log(1 - p) + log((1 - a + a q) / a), where p and q are the probabilities of x_t in text
@@ -63,35 +77,8 @@ class ReplacedTokenOdds(TokenScorer):
     """
 
     quantity: ClassVar[str] = "log-odds of the tokens being original"
-
-    def __init__(self, network: Network, special: SpecialTokens) -> None:
-        self._network, self._special = network, special
-
-    @classmethod
-    def lacks(cls, model: ScoringModel) -> str | None:
-        return None if _with_head(model, ReplacedTokenHead) else "a discriminator, as objective 'rtd' trains"
-
-    @classmethod
-    def of(cls, model: ScoringModel) -> TokenScorer:
-        return cls(_with_head(model, ReplacedTokenHead)[0], model.special)
-
-    def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
-        return negated_logits(self._network, self._special, pieces)
-
-
-@torch.inference_mode()
-def negated_logits(network: Network, special: SpecialTokens, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
-    """Negated logits of the wanted tokens: for both heads, a higher logit means a less likely token."""
-    found: list[list[float]] = [[] for _ in pieces]
-    for batch in batches([len(piece.ids) + 2 for piece in pieces]):
-        numbers = network.token_logits(*framed([pieces[number].ids for number in batch], special, device_of(network)))
-        for number, row in zip(batch, (-numbers.float()).tolist(), strict=True):
-            found[number] = [row[place + 1] for place in pieces[number].wanted]
-    return found
-
-
-def _with_head(model: ScoringModel, head: type[TokenHead]) -> list[Network]:
-    return [network for network in model.networks.values() if isinstance(network.head, head)]
+    needs: ClassVar[str] = "a discriminator, as objective 'rtd' trains"
+    head: ClassVar[type[TokenHead]] = ReplacedTokenHead
 
 
 @final

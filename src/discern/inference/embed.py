@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -77,57 +77,40 @@ def token_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], Non
     return found
 
 
-def mean_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
-    """The mean of the token states of each text; zeros for a text without tokens."""
-    states = token_states(reader, texts, warn)
-    means = [each.mean(0) if len(each) else np.zeros(each.shape[1], np.float32) for each in states]
-    return _stacked(means, reader)
-
-
-def all_mean_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
-    """The mean of all states of each text, those of [CLS] and [SEP] included; texts are truncated as in `first_states`."""
-    found = {number: states.mean(0) for number, states in _truncated(reader, texts, warn)}
-    return _stacked([found[number] for number in range(len(texts))], reader)
-
-
-def first_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Float[np.ndarray, "N D"]:
-    """The state of [CLS], a summary of the text in fine-tuned encoders; texts are truncated to `reader.window_size` tokens."""
-    found = {number: states[0] for number, states in _truncated(reader, texts, warn)}
-    return _stacked([found[number] for number in range(len(texts))], reader)
-
-
-def _truncated(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> Iterator[tuple[int, States]]:
-    """The number and the states of each text, in any order, including those of [CLS] and [SEP]."""
-    ids = _ids(reader, texts)
-    _tell(reader, ids, "the rest is not read", warn)
-    return _read(
-        reader, ids, [TextWindow(number, 0, min(len(each), reader.window_size), len(each)) for number, each in enumerate(ids)]
-    )
-
-
-POOLINGS: Mapping[str, Callable[[Reader, Sequence[str], Callable[[str], None]], Float[np.ndarray, "N D"]]] = {
-    "mean": mean_states,
-    "mean-all": all_mean_states,
-    "first": first_states,
-    "cls": first_states,
-}
+POOLINGS = ("mean", "mean-all", "first", "cls")
 """The ways to make a vector from the states of a text; 'first' and 'cls' are the same."""
 
 
 def text_vectors(
     reader: Reader, texts: Sequence[str], settings: VectorSettings, size: int | None, warn: Callable[[str], None]
 ) -> Float[np.ndarray, "N S"]:
-    """The vector of each text.
+    """The vector of each text; zeros for the mean of a text without tokens.
+
+    Only "mean" reads the whole of a long text. The other poolings include the state of [CLS], a summary of the text in fine-tuned
+    encoders, and truncate texts to `reader.window_size` tokens.
 
     Args:
         size: number of first components to keep, before vectors are normalized; None: all.
     """
-    vectors = POOLINGS[settings.pooling](reader, texts, warn)[:, :size]
-    if not settings.normalize:
-        return vectors
+    vectors = np.zeros((len(texts), reader.encoder.config.hidden_size), np.float32)
+    if settings.pooling == "mean":
+        for number, states in enumerate(token_states(reader, texts, warn)):
+            if len(states):
+                vectors[number] = states.mean(0)
+    else:
+        ids = _ids(reader, texts)
+        _tell(reader, ids, "the rest is not read", warn)
+        windows = [TextWindow(number, 0, min(len(each), reader.window_size), len(each)) for number, each in enumerate(ids)]
+        for number, states in _read(reader, ids, windows):
+            vectors[number] = states.mean(0) if settings.pooling == "mean-all" else states[0]
+    return unit_vectors(vectors[:, :size]) if settings.normalize else vectors[:, :size]
+
+
+def unit_vectors(vectors: Float[np.ndarray, "N S"]) -> Float[np.ndarray, "N S"]:
+    """The vectors with length 1; zeros stay zeros."""
     lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    normalized: np.ndarray = vectors / np.where(lengths > 0, lengths, 1)
-    return normalized
+    scaled: np.ndarray = vectors / np.where(lengths > 0, lengths, 1)
+    return scaled
 
 
 def chosen_settings(
@@ -181,7 +164,3 @@ def _tell(reader: Reader, ids: Sequence[Sequence[int]], what: str, warn: Callabl
     if too_long:
         length = reader.window_size
         warn(f"{too_long} of {len(ids)} texts are longer than the {length} tokens that the model was trained on: {what}")
-
-
-def _stacked(rows: Sequence[np.ndarray], reader: Reader) -> Float[np.ndarray, "N D"]:
-    return np.array(rows, np.float32).reshape(len(rows), reader.encoder.config.hidden_size)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from discern.data.sources.base import TEXT_NAMES
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
-from discern.inference.model import Model, load
+from discern.inference.model import load
 from discern.inference.texts import read_texts
 from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
@@ -98,7 +98,14 @@ def embed(
     width = size or found.hidden_size
     if size is not None and size != found.hidden_size and found.vectors.trained and size not in found.vectors.sizes:
         warn(f"the model was not trained for vectors of {size} components; task.matryoshka trains smaller sizes")
-    record = _record(found, settings.pooling, settings.normalize, width)
+    record = {
+        "model": found.path.name,
+        "fingerprint": found.fingerprint,
+        "pooling": "cls" if settings.pooling == "first" else settings.pooling,
+        "normalized": settings.normalize,
+        "size": width,
+        "max_length": found.max_length,
+    }
     stored = None if search is None else stored_vectors(search, record)
     started, rows = time.perf_counter(), 0
     progress.start("embedding", None, "texts")
@@ -131,18 +138,6 @@ def input_texts(source: Path, column: str | None) -> Iterator[str]:
     table = open_table(source)
     chosen = chosen_column(table, column, ("anchor", *TEXT_NAMES), "--text", set())
     return (text_of(row, chosen) for row in table.rows)
-
-
-def _record(model: Model, pooling: str, normalize: bool, size: int) -> dict[str, Any]:
-    named = "cls" if pooling == "first" else pooling
-    return {
-        "model": model.path.name,
-        "fingerprint": model.fingerprint,
-        "pooling": named,
-        "normalized": normalize,
-        "size": size,
-        "max_length": model.max_length,
-    }
 
 
 def _shown(

@@ -12,16 +12,14 @@ from jaxtyping import Float
 from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
 from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, shown_as, special_names, special_tokens
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.rows import moved, read
+from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network
-from discern.models.heads import CopyMLMHead, LanguageHead, TiedLMHead
-from discern.models.two_tower import TwoTowerEncoder
+from discern.models.two_tower.encoder import TwoTowerEncoder
 from discern.training.distributed import choose_device
 
 MASK = SPECIAL_TOKENS["mask"]
@@ -118,7 +116,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
 
     Args:
         top: number of tokens per mask.
-        warn: called if the text is too long.
+        warn: called if the text is too long, or if the predictions are less reliable.
 
     Raises:
         ConfigError: the text has no mask, or `top` is not positive.
@@ -130,7 +128,7 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
     masks = [position for position, token in enumerate(ids) if token == special.mask]
     if not masks:
         raise ConfigError(
-            f"the text has no {MASK}: {_shortened(text)!r}",
+            f"the text has no {MASK}: {text!r:.60}",
             hint=f"write {MASK}, in capitals and brackets, where a token is to be predicted: 'The {MASK} sat on the mat.'",
         )
     if len(ids) > filler.window_size:
@@ -138,8 +136,10 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
             f"the text is longer than the {filler.window_size} tokens that the model was trained on: "
             "each mask is predicted from those around it"
         )
-    allowed = _allowed(filler.tokenizer)
     words = {number: token for token, number in filler.tokenizer.get_vocab(with_added_tokens=True).items()}
+    # Neither special tokens nor rows of the embedding table without a token may be predicted.
+    never = special_names(filler.tokenizer).values()
+    allowed = torch.tensor(sorted(number for number, token in words.items() if token not in never))
     texts = TokenTexts(filler.tokenizer)
     found: list[list[FilledToken]] = []
     for first in range(0, len(masks), _MASKS_AT_ONCE):
@@ -149,6 +149,11 @@ def fill_masks(filler: Filler, text: str, top: int, warn: Callable[[str], None])
         for values, places in zip(order.values[:, :top].tolist(), order.indices[:, :top], strict=True):
             chosen = zip(allowed[places].tolist(), values, strict=True)
             found.append([FilledToken(words[number], value, texts.added(number)) for number, value in chosen])
+    if len(found) > 1 and isinstance(filler.network.encoder, TwoTowerEncoder):
+        warn(
+            "this generator was trained on text without [MASK]; with several masks, each prediction also depends on the other "
+            "masks"
+        )
     return found
 
 
@@ -176,17 +181,6 @@ def _ids(filler: Filler, text: str) -> list[int]:
     return ids
 
 
-def _allowed(tokenizer: Tokenizer) -> Tensor:
-    """Ids that may be predicted: neither special tokens nor rows of the embedding table without a token."""
-    special = set(special_names(tokenizer).values())
-    words = [number for token, number in tokenizer.get_vocab(with_added_tokens=True).items() if token not in special]
-    return torch.tensor(sorted(words))
-
-
-def _shortened(text: str, length: int = 60) -> str:
-    return text if len(text) <= length else text[:length] + "…"
-
-
 def fill(
     model: Path,
     text: str,
@@ -211,21 +205,10 @@ def fill(
         CheckpointError: the weights are missing or damaged.
     """
     filler = load_filler(model, warn, device)
-    found = filled(filler, text, top, warn)
+    found = fill_masks(filler, text, top, warn)
     unknown = UnknownTokens(filler.tokenizer)
     unknown.add_ids(_ids(filler, text))
     unknown.report(note, warn)
-    return found
-
-
-def filled(filler: Filler, text: str, top: int, warn: Callable[[str], None]) -> list[list[FilledToken]]:
-    """Like `fill`, with a loaded model."""
-    found = fill_masks(filler, text, top, warn)
-    if len(found) > 1 and isinstance(filler.network.encoder, TwoTowerEncoder):
-        warn(
-            "this generator was trained on text without [MASK]; with several masks, each prediction also depends on the other "
-            "masks"
-        )
     return found
 
 
@@ -234,11 +217,11 @@ def load_filler(model: Path | ModelFolder, warn: Callable[[str], None], device: 
     place = choose_device(device)
     loaded = open_model(model, warn=warn)
     networks, objective = loaded.networks(), loaded.pretraining_objective
-    fillers = {name: network for name, network in networks.items() if isinstance(network.head, LanguageHead | CopyMLMHead)}
+    fillers = {name: network for name, network in networks.items() if network.predicts_words}
     permuted = objective is None or objective.permutes
-    if permuted and any(isinstance(network.head, TiedLMHead) for network in fillers.values()):
+    if permuted and any(network.encoder.has_query_stream for network in fillers.values()):
         raise ConfigError(
-            f"{loaded.folder} is an XLNet: it predicts by its query stream and was trained without [MASK]",
+            f"{loaded.folder} predicts by its query stream and was trained without [MASK]",
             hint=f"discern score {loaded.folder} FILE scores sentences; a model trained with objective 'mlm' fills masks",
         )
     if not fillers:

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, cast, final
+from typing import Any, ClassVar, final
 
 import torch
+from jaxtyping import Float
+from torch import Tensor
 
 from discern.inference.rows import batches, device_of, framed, log_probabilities, padded, read
-from discern.inference.scoring import ScoredWindow, ScoringModel, TokenScorer
+from discern.inference.scoring import NetworkScorer, ScoredWindow, ScoringModel, TokenScorer
 from discern.models.base import Network
-from discern.models.heads import MaskedLMHead, TiedLMHead, gather_positions
-from discern.models.two_tower import TwoTowerEncoder
-from discern.models.xlnet.encoder import XLNetEncoder
-from discern.models.xlnet.two_stream import Factorization
-from discern.types import SpecialTokens
+from discern.models.heads import gather_positions
+from discern.models.two_stream import Factorization
+from discern.models.two_tower.encoder import TwoTowerEncoder
 
 
 @dataclass(frozen=True)
@@ -34,27 +34,14 @@ class _Copy:
     hidden: range
 
 
-class MaskedPseudoLikelihood(TokenScorer):
-    """Pseudo-likelihood by a masked language model, with one masked row per token. Subclasses define what else is masked.
+class MaskedPseudoLikelihood(NetworkScorer):
+    """Pseudo-likelihood by a masked language model, with one masked row per token. Subclasses define what else is masked."""
 
-    Args:
-        temperature: divides the logits; 1: as in training.
-    """
-
-    def __init__(self, network: Network, special: SpecialTokens, temperature: float = 1.0) -> None:
-        self._network, self._special, self._temperature = network, special, temperature
+    needs: ClassVar[str] = "a masked language model, as objective 'mlm' trains, or 'rtd' beside the discriminator"
 
     @classmethod
-    def lacks(cls, model: ScoringModel) -> str | None:
-        return (
-            None
-            if _masked_lms(model)
-            else "a masked language model, as objective 'mlm' trains, or 'rtd' beside the discriminator"
-        )
-
-    @classmethod
-    def of(cls, model: ScoringModel) -> TokenScorer:
-        return cls(_masked_lms(model)[0], model.special)
+    def can_use(cls, network: Network, model: ScoringModel) -> bool:
+        return _is_cloze(network, model) and not isinstance(network.encoder, TwoTowerEncoder)
 
     @abc.abstractmethod
     def hidden(self, piece: ScoredWindow, place: int) -> range:
@@ -67,22 +54,18 @@ class MaskedPseudoLikelihood(TokenScorer):
             _Copy(number, place, self.hidden(piece, place)) for number, piece in enumerate(pieces) for place in piece.wanted
         ]
         for batch in batches([len(pieces[copy.piece].ids) + 2 for copy in copies]):
-            asked = [copies[number] for number in batch]
-            for copy, value in zip(asked, self._ask(pieces, asked), strict=True):
+            together = [copies[number] for number in batch]
+            rows = [
+                [self.special.mask if place in copy.hidden else token for place, token in enumerate(pieces[copy.piece].ids)]
+                for copy in together
+            ]
+            states = read(self.network.encoder, *framed(rows, self.special, device_of(self.network)))
+            at_places = states[range(len(together)), [copy.place + 1 for copy in together]]
+            ids = [pieces[copy.piece].ids[copy.place] for copy in together]
+            values = log_probabilities(self.network, at_places, ids, self.temperature).tolist()
+            for copy, value in zip(together, values, strict=True):
                 found[copy.piece][copy.place] = value
         return [[by_place[place] for place in piece.wanted] for piece, by_place in zip(pieces, found, strict=True)]
-
-    def _ask(self, pieces: Sequence[ScoredWindow], copies: Sequence[_Copy]) -> list[float]:
-        """The log-probability of each copy's token."""
-        device, mask_id = device_of(self._network), self._special.mask
-        rows = [
-            [mask_id if place in copy.hidden else token for place, token in enumerate(pieces[copy.piece].ids)] for copy in copies
-        ]
-        states = read(self._network.encoder, *framed(rows, self._special, device))
-        places = torch.tensor([copy.place + 1 for copy in copies], device=device)
-        at_places = states[torch.arange(len(copies), device=device), places]
-        ids = [pieces[copy.piece].ids[copy.place] for copy in copies]
-        return log_probabilities(self._network, at_places, ids, self._temperature).tolist()
 
 
 @final
@@ -115,68 +98,69 @@ class WordwisePseudoLikelihood(MaskedPseudoLikelihood):
         return range(place, end)
 
 
-@final
-class TwoTowerLikelihood(TokenScorer):
-    """Pseudo-likelihood by a left-to-right and a right-to-left model together, in one forward pass and without [MASK].
+class OnePassLikelihood(NetworkScorer):
+    """Likelihood by a network that predicts every token in one forward pass and without [MASK].
 
-    Reference: Clark et al. 2020 (Electric), sections 2.3 and 4.2: "TwoTower".
+    Attributes:
+        num_before: number of special tokens before the text, and after it.
     """
 
-    quantity: ClassVar[str] = "pseudo-log-likelihood by the two-tower generator"
+    num_before: ClassVar[int]
 
-    def __init__(self, network: Network, special: SpecialTokens, temperature: float = 1.0) -> None:
-        self._network, self._special, self._temperature = network, special, temperature
-
-    @classmethod
-    def lacks(cls, model: ScoringModel) -> str | None:
-        return None if _two_towers(model) else "a two-tower generator, as objective 'electric' has"
-
-    @classmethod
-    def of(cls, model: ScoringModel) -> TokenScorer:
-        return cls(_two_towers(model)[0], model.special)
+    @abc.abstractmethod
+    def states(self, rows: Sequence[Sequence[int]], device: torch.device) -> Float[Tensor, "B L D"]:
+        """The states that predict the tokens of some rows, framed and padded."""
 
     @torch.inference_mode()
     def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
         found: list[list[float]] = [[] for _ in pieces]
-        for batch in batches([len(piece.ids) + 2 for piece in pieces]):
+        for batch in batches([len(piece.ids) + 2 * self.num_before for piece in pieces]):
             together = [pieces[number] for number in batch]
-            input_ids, mask = framed([piece.ids for piece in together], self._special, device_of(self._network))
-            asked = torch.zeros_like(mask)
+            states = self.states([piece.ids for piece in together], device_of(self.network))
+            wanted = torch.zeros(states.shape[:2], dtype=torch.bool, device=states.device)
             for row, piece in enumerate(together):
-                asked[row, [place + 1 for place in piece.wanted]] = True
-            states = gather_positions(self._network.encoder(input_ids, mask), asked)
+                wanted[row, [place + self.num_before for place in piece.wanted]] = True
             ids = [piece.ids[place] for piece in together for place in piece.wanted]
-            values = iter(log_probabilities(self._network, states, ids, self._temperature).tolist())
+            values = iter(log_probabilities(self.network, gather_positions(states, wanted), ids, self.temperature).tolist())
             for number, piece in zip(batch, together, strict=True):
                 found[number] = [next(values) for _ in piece.wanted]
         return found
 
 
+@final
+class TwoTowerLikelihood(OnePassLikelihood):
+    """Pseudo-likelihood by a left-to-right and a right-to-left model together.
+
+    Reference: Clark et al. 2020 (Electric), sections 2.3 and 4.2: "TwoTower".
+    """
+
+    quantity: ClassVar[str] = "pseudo-log-likelihood by the two-tower generator"
+    needs: ClassVar[str] = "a two-tower generator, as objective 'electric' has"
+    num_before: ClassVar[int] = 1
+
+    @classmethod
+    def can_use(cls, network: Network, model: ScoringModel) -> bool:
+        return _is_cloze(network, model) and isinstance(network.encoder, TwoTowerEncoder)
+
+    def states(self, rows: Sequence[Sequence[int]], device: torch.device) -> Float[Tensor, "B L D"]:
+        states: Tensor = self.network.encoder(*framed(rows, self.special, device))
+        return states
+
+
+def _is_cloze(network: Network, model: ScoringModel) -> bool:
+    """Whether a network predicts a token from all others."""
+    return network.predicts == "words" and not (model.is_permuted and network.encoder.has_query_stream)
+
+
 def generator_likelihood(model: ScoringModel) -> TokenScorer | None:
     """Scorer of log q(x_t | the others) by the generator of a model, at its sampling temperature; None without a generator."""
-    temperature = model.sampling.temperature
-    for network in _two_towers(model):
-        return TwoTowerLikelihood(network, model.special, temperature)
-    for network in _masked_lms(model):
-        return PseudoLikelihood(network, model.special, temperature)
-    return None
-
-
-def _masked_lms(model: ScoringModel) -> list[Network]:
-    return [network for network in _cloze_networks(model) if not isinstance(network.encoder, TwoTowerEncoder)]
-
-
-def _two_towers(model: ScoringModel) -> list[Network]:
-    return [network for network in _cloze_networks(model) if isinstance(network.encoder, TwoTowerEncoder)]
-
-
-def _cloze_networks(model: ScoringModel) -> Iterator[Network]:
-    kinds = (MaskedLMHead,) if model.is_permuted else (MaskedLMHead, TiedLMHead)
-    return (network for network in model.networks.values() if isinstance(network.head, kinds))
+    methods: tuple[type[NetworkScorer], ...] = (TwoTowerLikelihood, PseudoLikelihood)
+    usable = (method for method in methods if method.lacks(model) is None)
+    return next((method.of(model, model.sampling.temperature) for method in usable), None)
 
 
 @final
-class PermutationLikelihood(TokenScorer):
+class PermutationLikelihood(OnePassLikelihood):
     """log p(x_t | x_1 ... x_(t-1)): of all orders in which the network can predict a text, the one from left to right.
 
     This is the only score that is a log-probability: the probabilities of all texts of a given length sum to one. A row is the
@@ -187,49 +171,21 @@ class PermutationLikelihood(TokenScorer):
     """
 
     quantity: ClassVar[str] = "log-likelihood from left to right"
+    needs: ClassVar[str] = "a network with a query stream, as objective 'permutation-lm' trains"
+    num_before: ClassVar[int] = 0
     reads_ahead = False
     perplexity_name = "perplexity"
 
-    def __init__(self, network: Network, special: SpecialTokens) -> None:
-        self._network, self._special = network, special
-
     @classmethod
-    def lacks(cls, model: ScoringModel) -> str | None:
-        return None if _permuted(model) else "an XLNet, as objective 'permutation-lm' trains"
+    def can_use(cls, network: Network, model: ScoringModel) -> bool:
+        return model.is_permuted and network.encoder.has_query_stream and network.predicts == "words"
 
-    @classmethod
-    def of(cls, model: ScoringModel) -> TokenScorer:
-        return cls(_permuted(model)[0], model.special)
-
-    @torch.inference_mode()
-    def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
-        found: list[list[float]] = [[] for _ in pieces]
-        device = device_of(self._network)
-        encoder = cast(XLNetEncoder, self._network.encoder)
-        for batch in batches([len(piece.ids) for piece in pieces]):
-            together = [pieces[number] for number in batch]
-            input_ids, _ = padded([piece.ids for piece in together], self._special, device)
-            rows, length = input_ids.shape
-            # Padding is on the right, which no token attends to.
-            before = torch.ones(length, length, dtype=torch.bool, device=device).tril(-1).expand(rows, -1, -1)
-            asked = torch.zeros(rows, length, dtype=torch.bool, device=device)
-            for row, piece in enumerate(together):
-                asked[row, list(piece.wanted)] = True
-            positions = torch.arange(length, device=device).expand(rows, -1)
-            states = gather_positions(encoder.two_streams(input_ids, Factorization(before, positions)).query, asked)
-            ids = [piece.ids[place] for piece in together for place in piece.wanted]
-            values = iter(log_probabilities(self._network, states, ids).tolist())
-            for number, piece in zip(batch, together, strict=True):
-                found[number] = [next(values) for _ in piece.wanted]
-        return found
-
-
-def _permuted(model: ScoringModel) -> list[Network]:
-    """The networks with a trained query stream."""
-    if not model.is_permuted:
-        return []
-    return [
-        network
-        for network in model.networks.values()
-        if isinstance(network.encoder, XLNetEncoder) and isinstance(network.head, TiedLMHead)
-    ]
+    def states(self, rows: Sequence[Sequence[int]], device: torch.device) -> Float[Tensor, "B L D"]:
+        input_ids, _ = padded(rows, self.special, device)
+        num_rows, length = input_ids.shape
+        # Padding is on the right, which no token attends to.
+        before = torch.ones(length, length, dtype=torch.bool, device=device).tril(-1).expand(num_rows, -1, -1)
+        positions = torch.arange(length, device=device).expand(num_rows, -1)
+        encoder: Any = self.network.encoder
+        states: Tensor = encoder.two_streams(input_ids, Factorization(before, positions)).query
+        return states

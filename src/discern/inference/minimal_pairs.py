@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
-from discern.artifacts.run import BLIMP_FILE, is_run
 from discern.errors import ConfigError, DataError
 from discern.inference.scoring import TextScorer, load_scorer
-from discern.parsing import json_value
+from discern.model_files.run import BLIMP_FILE, is_run
 from discern.progress import Progress
 from discern.report.evaluation import read_blimp_results
 from discern.storage.checksums import write_recorded
-from discern.tasks.readers.files import numbered_lines
+from discern.tasks.readers.files import numbered_lines, parsed_json
 
 _KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 
@@ -37,16 +37,6 @@ class MinimalPair:
     phenomenon: str
 
 
-@dataclass
-class _Count:
-    pairs: int = 0
-    right: float = 0.0
-    ties: int = 0
-
-    def share(self) -> float:
-        return self.right / self.pairs
-
-
 class Preferences:
     """Counts of the pairs whose acceptable sentence has the higher score.
 
@@ -59,33 +49,25 @@ class Preferences:
     """
 
     def __init__(self) -> None:
-        self._all = _Count()
-        self._phenomena: dict[str, _Count] = {}
-        self._paradigms: dict[str, _Count] = {}
+        self._points: list[tuple[MinimalPair, float]] = []
 
     def add(self, pair: MinimalPair, good: float, bad: float) -> None:
         """Add the scores of a pair."""
-        counts = (
-            self._all,
-            self._phenomena.setdefault(pair.phenomenon, _Count()),
-            self._paradigms.setdefault(pair.paradigm, _Count()),
-        )
-        for count in counts:
-            count.pairs += 1
-            count.right += 1.0 if good > bad else 0.5 if good == bad else 0.0
-            count.ties += good == bad
+        self._points.append((pair, 1.0 if good > bad else 0.5 if good == bad else 0.0))
 
     def metrics(self) -> dict[str, Any]:
         """`accuracy` over all pairs, `by_phenomenon`, `by_paradigm`; the number of `pairs`, and of `ties`, also of each group."""
-        return {
-            "accuracy": self._all.share(),
-            "by_phenomenon": {name: count.share() for name, count in sorted(self._phenomena.items())},
-            "by_paradigm": {name: count.share() for name, count in sorted(self._paradigms.items())},
-            "pairs": self._all.pairs,
-            "ties": self._all.ties,
-            "ties_by_phenomenon": {name: count.ties for name, count in sorted(self._phenomena.items())},
-            "ties_by_paradigm": {name: count.ties for name, count in sorted(self._paradigms.items())},
-        }
+        every: list[float] = []
+        groups: dict[str, dict[str, list[float]]] = {"phenomenon": {}, "paradigm": {}}
+        for pair, points in self._points:
+            every.append(points)
+            for kind, of_kind in groups.items():
+                of_kind.setdefault(getattr(pair, kind), []).append(points)
+        found: dict[str, Any] = {"accuracy": fmean(every), "pairs": len(every), "ties": every.count(0.5)}
+        for kind, of_kind in groups.items():
+            found[f"by_{kind}"] = {name: fmean(points) for name, points in sorted(of_kind.items())}
+            found[f"ties_by_{kind}"] = {name: points.count(0.5) for name, points in sorted(of_kind.items())}
+        return found
 
 
 def read_blimp(folder: Path, limit: int | None = None) -> list[MinimalPair]:
@@ -112,19 +94,11 @@ def read_blimp(folder: Path, limit: int | None = None) -> list[MinimalPair]:
     return pairs
 
 
-def blocks(pairs: Sequence[MinimalPair], size: int) -> Iterator[Sequence[MinimalPair]]:
-    """The pairs in blocks of `size`."""
-    return (pairs[start : start + size] for start in range(0, len(pairs), size))
-
-
 def _pairs(path: Path) -> Iterator[MinimalPair]:
     for number, line in numbered_lines(path):
         if not line.strip():
             continue
-        try:
-            values = json_value(line)
-        except (ValueError, RecursionError) as problem:
-            raise DataError(f"{path}:{number}: not JSON: {problem}", hint=_EXPECTED) from problem
+        values = parsed_json(line, f"{path}:{number}")
         missing = [key for key in _KEYS if not isinstance(values, Mapping) or not isinstance(values.get(key), str)]
         if missing:
             raise DataError(f"{path}:{number}: no text under {' and '.join(missing)}", hint=_EXPECTED)
@@ -176,7 +150,8 @@ def _evaluated(scorer: TextScorer, pairs: Sequence[MinimalPair], limit: int | No
     preferences = Preferences()
     progress.start(f"BLiMP by '{scorer.name}'", len(pairs), "pairs")
     try:
-        for block in blocks(pairs, _BLOCK):
+        for first in range(0, len(pairs), _BLOCK):
+            block = pairs[first : first + _BLOCK]
             scores = scorer.score([text for pair in block for text in (pair.good, pair.bad)])
             for pair, good, bad in zip(block, scores[::2], scores[1::2], strict=True):
                 preferences.add(pair, good.total, bad.total)

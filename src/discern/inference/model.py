@@ -13,24 +13,21 @@ import numpy as np
 from jaxtyping import Float
 from tokenizers import Tokenizer
 
-from discern.artifacts.encoder import fingerprint_weights
-from discern.artifacts.finetuned import FinetunedFolder
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
-from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
-from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
-from discern.inference.detection import Detection, Detector, detect_replaced, load_detector
+from discern.inference.detection import Detection, Detector, detect_all, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
-from discern.inference.fill import FilledToken, Filler, filled, load_filler
-from discern.inference.predict import examples_of, predictions_of, refuse_other_than_list, refuse_other_than_texts
+from discern.inference.fill import FilledToken, Filler, fill_masks, load_filler
+from discern.inference.predict import examples_of, predictions_of, refuse_other_than_texts
 from discern.inference.scoring import Score, TextScorer, load_scorer
-from discern.interop.hub import local_model
-from discern.interop.sentence_transformers import read_pooling
+from discern.inference.texts import TextReport
+from discern.model_files.finetuned import FinetunedFolder
+from discern.model_files.folder import ModelFolder, TaskModel, fingerprint_weights, open_model
+from discern.model_files.serving import read_pooling
 from discern.progress import Silent
+from discern.storage.hub import local_model
 from discern.tasks.base import Prediction
 from discern.tasks.contrastive import ContrastiveConfig
 from discern.training.distributed import choose_device
@@ -47,8 +44,8 @@ def load(path: str | Path, *, device: str = "auto") -> Model:
     error is raised if the folder does not have them.
 
     Args:
-        path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT; or
-            the name of such a model on the Hugging Face Hub, which is downloaded once.
+        path: folder of a run, a fine-tuned model, an export of either, or a Hugging Face model; or its name on the Hugging
+            Face Hub, which is downloaded once.
         device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
 
     Raises:
@@ -69,7 +66,7 @@ def model_of(opened: ModelFolder, place: str) -> Model:
         model._task_models[None] = tuned
         return model
     loaded = opened.encoder
-    found = read_pooling(opened.folder)
+    found = read_pooling(opened.folder, loaded.encoder.architecture.frame)
     stated = None if found is None else found.max_length
     max_length = min(loaded.max_length, stated or loaded.max_length)
     reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), max_length)
@@ -96,6 +93,7 @@ class Model:
         path: folder of the model.
         device: device that it computes on.
         vectors: what `encode` returns by default.
+        reader: the encoder with its tokenizer.
     """
 
     def __init__(self, opened: ModelFolder, reader: Reader, device: str, vectors: VectorSettings = VectorSettings()) -> None:
@@ -103,7 +101,7 @@ class Model:
         self._opened = opened
         self.device = device
         self.vectors = vectors
-        self._reader = reader
+        self.reader = reader
         self._scorers: dict[str | None, TextScorer] = {}
         self._task_models: dict[int | None, TaskModel] = {}
 
@@ -113,27 +111,22 @@ class Model:
     @property
     def tokenizer(self) -> Tokenizer:
         """A tokenizer of the library `tokenizers`; `encode(text, add_special_tokens=False)` returns tokens and offsets."""
-        return self._reader.tokenizer
-
-    @property
-    def reader(self) -> Reader:
-        """The encoder with its tokenizer."""
-        return self._reader
+        return self.reader.tokenizer
 
     @property
     def hidden_size(self) -> int:
         """D, the size of a vector."""
-        return self._reader.encoder.config.hidden_size
+        return self.reader.encoder.config.hidden_size
 
     @property
     def max_length(self) -> int:
         """Number of tokens that the model was trained to read at a time, including [CLS] and [SEP]."""
-        return self._reader.max_length
+        return self.reader.max_length
 
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the encoder's weights and of its tokenizer: vectors of models with the same one can be compared."""
-        weights = fingerprint_weights(self._reader.encoder)
+        weights = fingerprint_weights(self.reader.encoder)
         return hashlib.sha256(f"{weights} {tokenizer_fingerprint(self.tokenizer)}".encode()).hexdigest()
 
     @overload
@@ -165,9 +158,9 @@ class Model:
             ConfigError: `texts` is a single text, there is no such pooling, or vectors have fewer components.
         """
         if pooling == "none":
-            return self._by_blocks(texts, lambda block: token_states(self._reader, block, _warn))
+            return self._by_blocks(texts, lambda block: token_states(self.reader, block, _warn))
         settings = chosen_settings(self.vectors, pooling, normalize, size, self.hidden_size)
-        vectors = self._by_blocks(texts, lambda block: list(text_vectors(self._reader, block, settings, size, _warn)))
+        vectors = self._by_blocks(texts, lambda block: list(text_vectors(self.reader, block, settings, size, _warn)))
         return np.array(vectors, np.float32).reshape(len(vectors), size or self.hidden_size)
 
     def detect(self, text: str) -> Detection:
@@ -181,14 +174,8 @@ class Model:
     def detect_many(self, texts: Sequence[str]) -> list[Detection]:
         """Like `detect`, for many texts."""
 
-        def detected(block: Sequence[str]) -> list[Detection]:
-            encodings = encode_texts(self._detector.tokenizer, block)
-            too_long = sum(len(encoding) > self._detector.window_size for encoding in encodings)
-            if too_long:
-                _warn(f"{too_long} of {len(block)} texts are longer than {self._detector.window_size} tokens: read in windows")
-            return detect_replaced(self._detector, block, encodings, Silent().advance)
-
-        return self._by_blocks(texts, detected)
+        refuse_other_than_texts(texts)
+        return detect_all(self._detector, texts, Silent(), _warn)
 
     def score(self, texts: Sequence[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
         """Score each text by how likely it is, in nats; higher is likelier.
@@ -205,9 +192,12 @@ class Model:
         """Like `score`, with the score of each token."""
         if scorer not in self._scorers:
             self._scorers[scorer] = load_scorer(self._opened, scorer, self.device, warn=_warn)
-        found = self._by_blocks(texts, self._scorers[scorer].score)
-        if (long := sum(score.windows > 1 for score in found)) > 0:
-            _warn(f"{long} of {len(found)} texts are longer than {self._scorers[scorer].window_size} tokens: read in windows")
+        chosen = self._scorers[scorer]
+        found = self._by_blocks(texts, chosen.score)
+        report = TextReport(chosen.tokenizer, chosen.window_size, Silent(), _warn)
+        for number, score in enumerate(found, 1):
+            report.add(f"text {number}", score.tokens)
+        report.finish()
         return found
 
     def fill(self, text: str, top: int = 5) -> list[list[FilledToken]]:
@@ -218,7 +208,7 @@ class Model:
         """
         if not isinstance(text, str):
             raise ConfigError(f"expected a text, found {text!r:.40}", hint='fill("The [MASK] sat on the mat.")')
-        return filled(self._filler, text, top, _warn)
+        return fill_masks(self._filler, text, top, _warn)
 
     def predict(self, texts: Iterable[Any], *, task: str | None = None, seed: int | None = None) -> list[dict[str, Any]]:
         """Predict labels, tags or answers: for each text, a dictionary with the keys of a line of `discern predict`, without
@@ -273,7 +263,6 @@ class Model:
 
     def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Results of blocks of texts, so that little more than the results is held in memory."""
-        refuse_other_than_list(texts)
         refuse_other_than_texts(texts)
         return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Annotated, Any
+
+from pydantic import AliasChoices, BeforeValidator, Field
 
 from discern.errors import DataError
 from discern.parsing import json_value
+from discern.storage.checksums import Record, understood
 from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, whole_text
 
 _FORMS = (
     'expected JSON lines {"id": ..., "reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, or the JSON of '
     "ESPnet, of mlm-scoring, or of Vosk"
 )
-_LISTS, _REFERENCES = ("hypotheses", "alternatives", "nbest"), ("reference", "ref")
-_TEXTS, _SCORES = ("text", "transcript"), ("score", "confidence")
+_LISTS = ("hypotheses", "alternatives", "nbest")
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,24 @@ class NBest:
     reference: str | None
 
 
+def _clean(value: Any) -> Any:
+    return clean_text(value).strip() if isinstance(value, str) else value
+
+
+_Text = Annotated[str, BeforeValidator(_clean)]
+
+
+class _HypothesisRecord(Record):
+    text: _Text = Field(validation_alias=AliasChoices("text", "transcript"))
+    score: float = Field(validation_alias=AliasChoices("score", "confidence"))
+
+
+class _NBestRecord(Record):
+    id: Any = None
+    reference: _Text | None = Field(None, validation_alias=AliasChoices("reference", "ref"))
+    hypotheses: list[_HypothesisRecord] = Field(min_length=1, validation_alias=AliasChoices(*_LISTS))
+
+
 def read_nbest(path: Path) -> list[NBest]:
     """The lists of a file, compressed or not, in their order.
 
@@ -61,7 +80,17 @@ def read_nbest(path: Path) -> list[NBest]:
     Raises:
         DataError: the file is missing or empty, has another format, or has an empty or invalid list; the message names it.
     """
-    lists = [_list(record, f"{path}, {where}", number) for number, (where, record) in enumerate(_records(path), 1)]
+    lists = []
+    for number, (where, record) in enumerate(_records(path), 1):
+        with understood(f"{path}, {where}", hint=_FORMS):
+            found = _NBestRecord.model_validate(record)
+        identity = found.id
+        if isinstance(identity, str | float):
+            identity = clean_text(str(identity))
+        elif not isinstance(identity, int) or isinstance(identity, bool):
+            identity = number
+        hypotheses = tuple(Hypothesis(each.text, each.score) for each in found.hypotheses)
+        lists.append(NBest(identity, hypotheses, found.reference))
     if not lists:
         raise DataError(f"{path} has no lists", hint=_FORMS)
     return lists
@@ -85,7 +114,9 @@ def _records(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     elif _is_record(whole):
         yield "list 1", whole
     elif isinstance(whole, dict) and isinstance(whole.get("utts"), dict):
-        yield from ((f"utterance {name}", _espnet(name, record)) for name, record in whole["utts"].items())
+        yield from (
+            (f"utterance {name}", _espnet(f"{path}, utterance {name}", name, record)) for name, record in whole["utts"].items()
+        )
     elif isinstance(whole, dict) and whole and all(_is_numbered(record) for record in whole.values()):
         yield from ((f"utterance {name}", _numbered(name, record)) for name, record in whole.items())
     else:
@@ -118,65 +149,13 @@ def _numbered(name: str, record: Mapping[str, Any]) -> Mapping[str, Any]:
     return {"id": name, "reference": record.get("ref"), "hypotheses": [record[key] for _, key in numbered]}
 
 
-def _espnet(name: str, record: Any) -> Mapping[str, Any]:
+def _espnet(where: str, name: str, record: Any) -> Mapping[str, Any]:
     """A list of ESPnet; the recognized text may contain the tokens for space and end."""
-    outputs = record.get("output", []) if isinstance(record, dict) else None
-    if not isinstance(outputs, list):
-        return {"id": name}
-    outputs = [output for output in outputs if isinstance(output, dict)]
-    references = [output["text"] for output in outputs if isinstance(output.get("text"), str)]
-    found = []
-    for output in outputs:
-        text = output.get("rec_text")
-        readable = " ".join(text.replace("<eos>", " ").replace("\u2581", " ").split()) if isinstance(text, str) else None
-        found.append({"text": readable, "score": output.get("score")})
-    return {"id": name, "reference": references[0] if references else None, "hypotheses": found}
-
-
-def _list(record: Any, where: str, number: int) -> NBest:
-    """A list, after checking that it is complete."""
-    found = (
-        next((record[name] for name in _LISTS if isinstance(record.get(name), list)), None) if isinstance(record, dict) else None
-    )
-    if found is None:
-        raise DataError(f"{where}: no list of hypotheses", hint=_FORMS)
-    if not found:
-        raise DataError(f"{where}: the list is empty", hint="remove inputs without hypotheses, or add one with an empty text")
-    reference = next((record[name] for name in _REFERENCES if record.get(name) is not None), None)
-    if reference is not None and not isinstance(reference, str):
-        raise DataError(f"{where}: the reference is {reference!r}, not a text", hint="give one reference, as a string")
-    hypotheses = tuple(_hypothesis(each, f"{where}, hypothesis {place}") for place, each in enumerate(found, 1))
-    identity = record.get("id")
-    if isinstance(identity, str):
-        identity = clean_text(identity)
-    elif isinstance(identity, float):
-        identity = str(identity)
-    elif not isinstance(identity, int) or isinstance(identity, bool):
-        identity = number
-    return NBest(identity, hypotheses, None if reference is None else clean_text(reference.strip()))
-
-
-def _hypothesis(value: Any, where: str) -> Hypothesis:
-    fields = value if isinstance(value, dict) else {}
-    text = next((fields[name] for name in _TEXTS if isinstance(fields.get(name), str)), None)
-    if text is None:
-        raise DataError(f"{where}: no text", hint='give each hypothesis as {"text": "...", "score": -1.5}')
-    score = next((fields[name] for name in _SCORES if fields.get(name) is not None), None)
-    if not _is_finite(score):
-        raise DataError(
-            f"{where}: the score is {_shortened(repr(score))}, expected a finite number",
-            hint="give the log-probability of the system that proposed it; if it has none, 0 for the whole list",
-        )
-    return Hypothesis(clean_text(text.strip()), float(score))
-
-
-def _is_finite(score: Any) -> TypeGuard[int | float]:
-    """Whether the value is a number that a finite float can represent."""
-    try:
-        return not isinstance(score, bool) and isinstance(score, int | float) and math.isfinite(score)
-    except OverflowError:
-        return False
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    with understood(where, hint=_FORMS):
+        outputs = record["output"]
+        texts = [" ".join(output["rec_text"].replace("<eos>", " ").replace("\u2581", " ").split()) for output in outputs]
+        return {
+            "id": name,
+            "reference": next((output["text"] for output in outputs if "text" in output), None),
+            "hypotheses": [{"text": text, "score": output["score"]} for text, output in zip(texts, outputs, strict=True)],
+        }

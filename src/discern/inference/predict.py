@@ -6,16 +6,16 @@ import json
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.opening import open_model
-from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference.prediction_columns import readable_again, write_appended
+from discern.model_files.folder import TaskModel, open_model
 from discern.progress import Progress, warning_to
 from discern.storage.files import whole_file
 from discern.storage.output import check_output
@@ -93,22 +93,22 @@ def predict(
 
     unknown = UnknownTokens(tuned.tokenizer)
     found = predictions_of(tuned, chosen, examples(), precision, progress, unknown)
-    predictions = _not_empty(_numbered(found, ids, logits=logits), input)
+    predictions = _numbered(found, ids, logits=logits)
     progress.start("predicting", None, "rows")
     rows = 0
     try:
-        if out is None:
-            for block in predictions:
-                show(block)
-                rows += len(block)
-        elif table is not None:
-            with whole_file(out) as file:
+        with nullcontext() if out is None else whole_file(out) as file:
+            if table is not None and file is not None:
                 rows = write_appended(table, predictions, chosen.labels.kind, file, progress.note)
-        else:
-            with whole_file(out) as file:
+            else:
                 for block in predictions:
-                    file.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in block)
                     rows += len(block)
+                    if file is None:
+                        show(block)
+                    else:
+                        file.writelines(json.dumps(each, ensure_ascii=False) + "\n" for each in block)
+            if not rows:
+                raise DataError(f"{input} has no rows", hint="expected one row, or one line, per prediction")
     finally:
         progress.finish()
     unknown.report(progress.note, warning_to(progress))
@@ -160,20 +160,6 @@ def _numbered(predictions: Iterable[list[Prediction]], ids: deque[Any], *, logit
         ]
 
 
-def _not_empty(predictions: Iterable[list[Prediction]], source: Path) -> Iterator[list[Prediction]]:
-    """The same predictions.
-
-    Raises:
-        DataError: there are none.
-    """
-    empty = True
-    for block in predictions:
-        empty = False
-        yield block
-    if empty:
-        raise DataError(f"{source} has no rows", hint="expected one row, or one line, per prediction")
-
-
 _EXPECTED = {
     "pair": "a pair of texts: (first, second)",
     "text": "a text",
@@ -218,7 +204,8 @@ def refuse_other_than_list(texts: Any) -> None:
 
 
 def refuse_other_than_texts(texts: Iterable[Any]) -> None:
-    """Raise a ConfigError for items that are no texts, such as the gaps of a column."""
+    """Raise a ConfigError for what is no list, and for items that are no texts, such as the gaps of a column."""
+    refuse_other_than_list(texts)
     for number, text in enumerate(texts):
         if not isinstance(text, str):
             raise _Refusal(number, "text")(text)

@@ -81,25 +81,31 @@ def write_appended(
         DataError: the table has changed since its rows were read.
     """
     names = _free_names(table.columns, _NAMES if kind != "number" else _NAMES[:1], note)
-    said = (_cells(each, kind) for block in predictions for each in block)
     path, rows = Path(table.name), 0
+    cells = (_cells(each, kind) for block in predictions for each in block)
+    changed = DataError(f"{path} changed while it was read", hint="run the same command again")
+
+    def following() -> Cells:
+        found = next(cells, None)
+        if found is None:
+            raise changed
+        return found
+
     if table.format == "parquet":
-        rows = _parquet(path, names, kind, said, file)
-        if next(said, None) is not None:
-            raise _changed(path)
-        return rows
-    if table.format == "json":
-        records = [dict(row.values) for row in open_table(path, "json").rows]
-        done = [{**record, **dict(zip(names, cells, strict=True))} for record, cells in _paired(records, said, path)]
+        rows = _parquet(path, names, kind, following, file)
+    elif table.format == "json":
+        records = open_table(path, "json").rows
+        done = [{**record.values, **dict(zip(names, following(), strict=True))} for record in records]
         json.dump(done, file, ensure_ascii=False, indent=1)
         file.write("\n")
-        return len(done)
-    make = {"csv": _csv, "tsv": _tsv, "jsonl": _json_lines}[table.format]
-    for piece, is_row in make(path, names, said):
-        file.write(piece)
-        rows += is_row
-    if next(said, None) is not None:
-        raise _changed(path)
+        rows = len(done)
+    else:
+        make = {"csv": _csv, "tsv": _tsv, "jsonl": _json_lines}[table.format]
+        for piece, is_row in make(path, names, following):
+            file.write(piece)
+            rows += is_row
+    if next(cells, None) is not None:
+        raise changed
     return rows
 
 
@@ -140,24 +146,7 @@ def _written(value: Any) -> str:
     return "" if value is None else str(value)
 
 
-def _paired(records: Iterable[Any], said: Iterator[Cells], path: Path) -> Iterator[tuple[Any, Cells]]:
-    """Each record with its prediction.
-
-    Raises:
-        DataError: there are more records than predictions.
-    """
-    for record in records:
-        cells = next(said, None)
-        if cells is None:
-            raise _changed(path)
-        yield record, cells
-
-
-def _changed(path: Path) -> DataError:
-    return DataError(f"{path} changed while it was read", hint="run the same command again")
-
-
-def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[tuple[str, bool]]:
+def _csv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     """The text of the new file in pieces, each with whether it is a row."""
     taken: list[str] = []
     lines = raw_lines(path)
@@ -182,7 +171,7 @@ def _csv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[
         if not fields:
             yield raw, False
             continue
-        values = names if is_header else next(_paired([raw], said, path))[1]
+        values = names if is_header else following()
         body = raw.rstrip("\r\n")
         # The texts of a table with one column may contain commas, which become delimiters now.
         kept = body if mark == delimiter else _record(fields, mark)
@@ -198,26 +187,26 @@ def _record(fields: list[str], delimiter: str) -> str:
     return buffer.getvalue().removesuffix("\r\n")
 
 
-def _tsv(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[tuple[str, bool]]:
+def _tsv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     is_header = True
     for raw in raw_lines(path):
         body = raw.rstrip("\r\n")
         if not (body.strip(_BOM + " \t") and excel_delimiter(body) is None if is_header else body):
             yield raw, False
             continue
-        values = names if is_header else next(_paired([raw], said, path))[1]
+        values = names if is_header else following()
         cells = [" ".join(_written(value).split()) for value in values]  # without tabs and line ends
         yield "\t".join([body, *cells]) + (raw[len(body) :] or "\n"), not is_header
         is_header = False
 
 
-def _json_lines(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> Iterator[tuple[str, bool]]:
+def _json_lines(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     for number, raw in enumerate(raw_lines(path), start=1):
         body = raw.strip(_BOM + " \t\r\n")
         if not body:
             yield raw, False
             continue
-        _, values = next(_paired([raw], said, path))
+        values = following()
         record = parsed_json(body, f"{path}:{number}")
         taken = next((name for name in names if name in record), None)
         if taken is not None:
@@ -232,7 +221,7 @@ def _json_lines(path: Path, names: tuple[str, ...], said: Iterator[Cells]) -> It
         yield f"{raw[:end].rstrip()}{', ' if record else ''}{more}{raw[end:]}", True
 
 
-def _parquet(path: Path, names: tuple[str, ...], kind: str, said: Iterator[Cells], file: TextFile) -> int:
+def _parquet(path: Path, names: tuple[str, ...], kind: str, following: Callable[[], Cells], file: TextFile) -> int:
     """Write batches of a thousand rows, to limit memory."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet
@@ -247,7 +236,7 @@ def _parquet(path: Path, names: tuple[str, ...], kind: str, said: Iterator[Cells
     rows = 0
     with parquet.ParquetWriter(file.buffer, schema) as writer:
         for batch in source.iter_batches(batch_size=1000):
-            cells = [found for _, found in _paired(range(batch.num_rows), said, path)]
+            cells = [following() for _ in range(batch.num_rows)]
             new = [arrow.array([each[place] for each in cells], column) for place, column in enumerate(columns)]
             writer.write_batch(arrow.record_batch([*batch.columns, *new], schema=schema))
             rows += batch.num_rows

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
@@ -14,7 +13,7 @@ from torch import Tensor
 from discern.inference.rows import TOKENS_PER_BATCH, best_places, device_of, windows_of
 from discern.models.base import Network
 from discern.models.heads import gather_positions
-from discern.models.two_tower import TwoTowerEncoder
+from discern.models.two_tower.encoder import TwoTowerEncoder
 from discern.types import SpecialTokens
 
 # Number of rows of logits at a time; each is as long as the vocabulary.
@@ -36,8 +35,9 @@ class Proposals:
     own: float
 
 
-class Proposer(abc.ABC):
-    """A generator that predicts tokens of a text.
+@final
+class Proposer:
+    """A generator that predicts tokens of a text: a masked language model, or two language models, one in each direction.
 
     Attributes:
         network: network with a head over the vocabulary, in evaluation mode.
@@ -47,14 +47,15 @@ class Proposer(abc.ABC):
     def __init__(self, network: Network, special: SpecialTokens) -> None:
         self.network = network
         self.special = special
+        self._is_two_tower = isinstance(network.encoder, TwoTowerEncoder)
 
-    @abc.abstractmethod
-    def reads(self, input_ids: Int[Tensor, "B L"], places: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        """Input of the network for predictions at these places."""
+    def rows_to_predict(self, places: Bool[Tensor, "L"]) -> Bool[Tensor, "R L"]:
+        """The places to predict in each forward pass, if each is to be predicted from *all* other tokens of the text.
 
-    @abc.abstractmethod
-    def questions(self, places: Bool[Tensor, "L"]) -> Bool[Tensor, "R L"]:
-        """The places to predict in each forward pass, if each is to be predicted from *all* other tokens of the text."""
+        None of two towers sees the token that it predicts, so they predict all places at once. A masked language model reads
+        [MASK] there, so each place needs a forward pass of its own.
+        """
+        return places[None] if self._is_two_tower else torch.eye(len(places), dtype=torch.bool)[places]
 
     def logits(
         self, input_ids: Int[Tensor, "B L"], places: Bool[Tensor, "B L"], *context: Tensor | None
@@ -62,37 +63,10 @@ class Proposer(abc.ABC):
         """Logits over the vocabulary at the places, row by row, in blocks, on the CPU; `context` are
         the encoder's further arguments, on its device."""
         device = device_of(self.network)
-        states = gather_positions(self.network.encoder(self.reads(input_ids, places).to(device), *context), places.to(device))
+        read = input_ids if self._is_two_tower else input_ids.masked_fill(places, self.special.mask)
+        states = gather_positions(self.network.encoder(read.to(device), *context), places.to(device))
         for some in torch.split(states, _PLACES_AT_ONCE):
             yield self.network.head(some).float().cpu()
-
-
-@final
-class MaskedProposer(Proposer):
-    """A masked language model. It reads [MASK] at the predicted places, so each place needs a forward pass of its own."""
-
-    def reads(self, input_ids: Int[Tensor, "B L"], places: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        return input_ids.masked_fill(places, self.special.mask)
-
-    def questions(self, places: Bool[Tensor, "L"]) -> Bool[Tensor, "R L"]:
-        return torch.eye(len(places), dtype=torch.bool)[places]
-
-
-@final
-class TwoTowerProposer(Proposer):
-    """Two language models, one in each direction. Neither sees the token that it predicts, so one forward pass is enough."""
-
-    def reads(self, input_ids: Int[Tensor, "B L"], places: Bool[Tensor, "B L"]) -> Int[Tensor, "B L"]:
-        return input_ids
-
-    def questions(self, places: Bool[Tensor, "L"]) -> Bool[Tensor, "R L"]:
-        return places[None]
-
-
-def proposer_of(network: Network, special: SpecialTokens) -> Proposer:
-    """The `Proposer` for a generator, by its kind."""
-    kind = TwoTowerProposer if isinstance(network.encoder, TwoTowerEncoder) else MaskedProposer
-    return kind(network, special)
 
 
 @torch.inference_mode()
@@ -121,12 +95,10 @@ def propose(
             row = torch.tensor([proposer.special.cls, *ids[window.start : window.stop], proposer.special.sep])
             places = torch.zeros(len(row), dtype=torch.bool)
             places[[place + 1 for place in counting]] = True
-            asked = proposer.questions(places)
             at = iter([window.start + place for place in counting])
-            for some in torch.split(asked, max(1, tokens_per_batch // len(row))):
+            for some in torch.split(proposer.rows_to_predict(places), max(1, tokens_per_batch // len(row))):
                 truth = row.expand_as(some)[some]
-                logits = proposer.logits(row.expand_as(some), some)
-                for part in logits:
+                for part in proposer.logits(row.expand_as(some), some):
                     here, truth = truth[: len(part)], truth[len(part) :]
                     for proposals in _named(part, here, count, proposer.special):
                         answers[next(at)] = proposals

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float, Int
 
-from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError, did_you_mean
+from discern.errors import ConfigError, DataError
 from discern.inference import PREFERRED_TO_RERANK
 from discern.inference.corpus_metrics import (
     METRICS,
@@ -29,6 +28,7 @@ from discern.inference.corpus_metrics import (
 )
 from discern.inference.nbest import NBest, read_nbest
 from discern.inference.scoring import TextScorer, load_scorer
+from discern.inference.texts import TextReport
 from discern.progress import Progress
 from discern.storage.files import whole_file
 from discern.storage.output import check_output
@@ -66,13 +66,11 @@ class Candidates:
         scores: scores of the system that proposed the hypotheses; -inf for padding.
         model_scores: scores of the model in nats; 0 for padding.
         lengths: numbers of tokens of the model; 0 for padding.
-        too_long: number of distinct texts that were read in several windows.
     """
 
     scores: Float[np.ndarray, "N H"]
     model_scores: Float[np.ndarray, "N H"]
     lengths: Float[np.ndarray, "N H"]
-    too_long: int = 0
 
     def totals(self, weights: Weights) -> Float[np.ndarray, "N H"]:
         """The weighted sum by which hypotheses are ranked."""
@@ -87,7 +85,7 @@ class Candidates:
     def chosen(self, lists: Sequence[int]) -> Candidates:
         """Some of the lists."""
         rows = np.asarray(lists, dtype=np.intp)
-        return Candidates(self.scores[rows], self.model_scores[rows], self.lengths[rows], self.too_long)
+        return Candidates(self.scores[rows], self.model_scores[rows], self.lengths[rows])
 
 
 def score_lists(
@@ -95,14 +93,14 @@ def score_lists(
     scorer: TextScorer,
     as_read: Callable[[str], str],
     advance: Callable[[int], None],
-    read: Callable[[Sequence[str]], None] = lambda _: None,
+    report: TextReport | None = None,
 ) -> Candidates:
     """Score the hypotheses of the lists; each distinct text is scored once.
 
     Args:
         as_read: maps a hypothesis to the text that the model reads.
         advance: called with the number of further hypotheses that are done.
-        read: called with the tokens of each distinct text.
+        report: told of the tokens of each distinct text.
     """
     found: dict[str, tuple[float, int]] = {}
     times: dict[str, int] = {}
@@ -110,20 +108,19 @@ def score_lists(
         for hypothesis in each.hypotheses:
             text = as_read(hypothesis.text)
             times[text] = times.get(text, 0) + 1
-    texts, too_long = list(times), 0
+    texts = list(times)
     for first in range(0, len(texts), _BLOCK):
         block = texts[first : first + _BLOCK]
         for score in scorer.score(block):
             found[score.text] = score.total, len(score.tokens)
-            read(score.tokens)
-            too_long += score.windows > 1
+            if report is not None:
+                report.add(f"{score.text!r:.40}", score.tokens)
         advance(sum(times[text] for text in block))
     seen = [[found[as_read(hypothesis.text)] for hypothesis in each.hypotheses] for each in lists]
     return Candidates(
         _padded([[hypothesis.score for hypothesis in each.hypotheses] for each in lists], -np.inf),
         _padded([[total for total, _ in each] for each in seen], 0.0),
         _padded([[length for _, length in each] for each in seen], 0.0),
-        too_long,
     )
 
 
@@ -221,8 +218,6 @@ def rerank(
         CheckpointError: the weights are missing or damaged.
     """
     _check_weights(dev, weight, max_weight, length_weight, metric, tune_length=tune_length)
-    if metric is not None and metric not in METRICS:
-        raise ConfigError(f"unknown metric '{metric}'", hint=did_you_mean(metric, METRICS))
     max_weight, metric = 1.0 if max_weight is None else max_weight, metric or "wer"
     if dev is not None:
         corpus_metric(metric)
@@ -235,7 +230,12 @@ def rerank(
         warn(f"{' and '.join(sorted(METRICS.keys() - installed))} are not measured: pip install 'discern-nlp[rerank]'")
 
     def scored(lists: Sequence[NBest]) -> Candidates:
-        return _scored(lists, chosen, progress, warn, lowercase=lowercase)
+        progress.start("scoring", sum(len(each.hypotheses) for each in lists), "hypotheses")
+        report = TextReport(chosen.tokenizer, chosen.window_size, progress, warn)
+        found = score_lists(lists, chosen, str.lower if lowercase else str, progress.advance, report)
+        progress.finish()
+        report.finish()
+        return found
 
     def measured(lists: Sequence[NBest], found: Candidates, weights: Weights) -> dict[str, Measured | None]:
         places = found.best(UNCHANGED), found.best(weights)
@@ -304,20 +304,6 @@ def _with_references(lists: Sequence[NBest], path: Path) -> list[NBest]:
     found = [each for each in lists if each.reference is not None]
     if not found:
         raise DataError(f"{path}: no list has a reference, so there is nothing to tune on", hint='add "reference": "..." to each')
-    return found
-
-
-def _scored(
-    lists: Sequence[NBest], scorer: TextScorer, progress: Progress, warn: Callable[[str], None], *, lowercase: bool
-) -> Candidates:
-    progress.start("scoring", sum(len(each.hypotheses) for each in lists), "hypotheses")
-    unknown = UnknownTokens(scorer.tokenizer)
-    found = score_lists(lists, scorer, str.lower if lowercase else str, progress.advance, unknown.add_tokens)
-    progress.finish()
-    unknown.report(progress.note, warn)
-    if found.too_long:
-        which, were = ("1 text is", "was") if found.too_long == 1 else (f"{found.too_long:,} texts are", "were")
-        warn(f"{which} longer than the {scorer.window_size} tokens that the model reads at a time, and {were} read in windows")
     return found
 
 

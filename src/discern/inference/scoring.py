@@ -7,13 +7,11 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
 from discern.corruption.masking import chosen_share
 from discern.corruption.sampling import Sampling
 from discern.data.tokenizer import special_tokens
@@ -22,10 +20,9 @@ from discern.data.tokenizer.words import Sentences, word_finder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
 from discern.inference.rows import best_places, moved, windows_of
+from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network
-from discern.models.heads import EnergyHead, MaskedLMHead, ReplacedTokenHead
-from discern.models.two_tower import TwoTowerEncoder
-from discern.models.xlnet.encoder import XLNetEncoder
+from discern.models.two_tower.encoder import TwoTowerEncoder
 from discern.objectives.config import ObjectiveConfig
 from discern.training.distributed import choose_device
 from discern.types import SpecialTokens
@@ -70,6 +67,24 @@ class Score:
         return self.total / max(self.num_characters, 1)
 
 
+def token_values(score: Score) -> dict[str, object]:
+    """The scores of the tokens of a text, as in `discern score --tokens`."""
+    return {"tokens": score.tokens, "offsets": score.offsets, "token_scores": score.token_scores}
+
+
+def score_values(score: Score, *, tokens: bool) -> dict[str, object]:
+    """The score of a text, as in the lines of `discern score --out`."""
+    return {
+        "score": score.total,
+        "text": score.text,
+        "num_tokens": len(score.tokens),
+        "num_characters": score.num_characters,
+        "score_per_token": score.per_token,
+        "score_per_character": score.per_character,
+        **(token_values(score) if tokens else {}),
+    }
+
+
 @dataclass(frozen=True)
 class ScoredWindow:
     """A window of a text, and the tokens in it to score.
@@ -97,7 +112,7 @@ class ScoringModel:
             None if there is no discriminator, it was not trained on all tokens, or the fraction is not defined.
         chosen_evenly: False if the probability of masking depended on the token, as with maskings 'rarity' and 'entropy'.
         sampling: how the replacements were sampled.
-        is_permuted: whether an XLNet among the networks was trained to predict by its query stream, in permuted orders, rather
+        is_permuted: whether a network with a query stream was trained to predict by it, in permuted orders, rather
             than as a masked language model.
     """
 
@@ -111,13 +126,13 @@ class ScoringModel:
 
 def kind_of(network: Network) -> str:
     """Kind of a network, in words."""
-    if isinstance(network.head, EnergyHead):
+    if network.predicts == "energy":
         return "an energy model"
-    if isinstance(network.head, ReplacedTokenHead):
+    if network.predicts == "replaced":
         return "a discriminator"
-    if isinstance(network.encoder, XLNetEncoder):
-        return "an XLNet"
-    if not isinstance(network.head, MaskedLMHead):
+    if network.encoder.has_query_stream:
+        return "a network with a query stream"
+    if network.predicts != "words":
         return "a network that restores whole texts"
     return "a two-tower generator" if isinstance(network.encoder, TwoTowerEncoder) else "a masked language model"
 
@@ -158,6 +173,20 @@ class CorpusScore:
         """
         return math.exp(-self.per_token) if self.per_token > -700 else math.inf
 
+    def values(self, scorer: TextScorer) -> dict[str, Any]:
+        """The scorer, the lengths and the means, as in `discern score --json`."""
+        name = scorer.method.perplexity_name
+        return {
+            "scorer": scorer.name,
+            "quantity": scorer.method.quantity,
+            "unit": UNIT,
+            "num_tokens": self.tokens,
+            "num_characters": self.characters,
+            "score_per_token": self.per_token,
+            "score_per_character": self.per_character,
+            **({} if name is None else {name: self.perplexity}),
+        }
+
 
 class TokenScorer(abc.ABC):
     """Computes the score of each token of a text. A subclass is final and has one line in the registry `scorers`.
@@ -188,6 +217,36 @@ class TokenScorer(abc.ABC):
     @abc.abstractmethod
     def token_scores(self, pieces: Sequence[ScoredWindow]) -> list[list[float]]:
         """Scores of the wanted tokens of each window, in nats; the same in any batch, up to rounding."""
+
+
+class NetworkScorer(TokenScorer):
+    """A scorer by a single network, the first of a model that it can use.
+
+    Args:
+        temperature: divides the logits of a softmax; 1: as in training.
+
+    Attributes:
+        needs: what it needs, as in `lacks`.
+    """
+
+    needs: ClassVar[str]
+
+    def __init__(self, network: Network, special: SpecialTokens, temperature: float = 1.0) -> None:
+        self.network, self.special, self.temperature = network, special, temperature
+
+    @classmethod
+    @abc.abstractmethod
+    def can_use(cls, network: Network, model: ScoringModel) -> bool:
+        """Whether the scorer can use a network of a model."""
+
+    @classmethod
+    def lacks(cls, model: ScoringModel) -> str | None:
+        return None if any(cls.can_use(network, model) for network in model.networks.values()) else cls.needs
+
+    @classmethod
+    def of(cls, model: ScoringModel, temperature: float = 1.0) -> TokenScorer:
+        network = next(network for network in model.networks.values() if cls.can_use(network, model))
+        return cls(network, model.special, temperature)
 
 
 @final
@@ -330,9 +389,9 @@ def _method(name: str) -> type[TokenScorer]:
 
 
 def _described(model: ScoringModel, objective: ObjectiveConfig | None) -> str:
-    """The networks in words; for an XLNet with its objective, which decides which scorers can use it."""
+    """The networks in words; for one with a query stream with its objective, which decides which scorers can use it."""
     by = "" if objective is None else f" trained by '{objective.name}'"
-    kinds = (kind_of(network) + (by if isinstance(network.encoder, XLNetEncoder) else "") for network in model.networks.values())
+    kinds = (kind_of(network) + (by if network.encoder.has_query_stream else "") for network in model.networks.values())
     return " and ".join(dict.fromkeys(kinds)) or "no network for scoring"
 
 

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import BeforeValidator
+from tokenizers import Tokenizer
+
+from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import DataError, did_you_mean
+from discern.progress import Progress
+from discern.storage.checksums import Record, understood
 from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
 
 _JSON_LINES = (".jsonl", ".ndjson")
@@ -30,6 +36,37 @@ class InputText:
     where: str
     number: int
     text: str
+
+
+class TextReport:
+    """Warns about texts that are read in several windows, and about a high fraction of unknown tokens.
+
+    Args:
+        window_size: number of tokens of text that the model reads at a time.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, window_size: int, progress: Progress, warn: Callable[[str], None]) -> None:
+        self._unknown = UnknownTokens(tokenizer)
+        self._window_size, self._progress, self._warn = window_size, progress, warn
+        self._texts = self._longer = 0
+
+    def add(self, where: str, tokens: Sequence[str]) -> None:
+        """Count the tokens of a text; warn about the first one that is read in several windows."""
+        self._texts += 1
+        self._unknown.add_tokens(tokens)
+        if len(tokens) > self._window_size:
+            self._longer += 1
+            if self._longer == 1:
+                self._warn(
+                    f"{where}: {len(tokens):,} tokens, and the model was trained on {self._window_size:,} at a time: read in "
+                    "overlapping windows, each token where it has most context"
+                )
+
+    def finish(self) -> None:
+        """Report the number of such texts, if there are several, and the unknown tokens."""
+        if self._longer > 1:
+            self._warn(f"{self._longer:,} of {self._texts:,} texts were read in several windows")
+        self._unknown.report(self._progress.note, self._warn)
 
 
 @dataclass(frozen=True)
@@ -69,7 +106,9 @@ def read_texts(source: Path, field: str | None = None, *, option: str = "--text-
         DataError: raised while reading, with the line: it is not UTF-8 or not JSON, or has no such field.
     """
     field = _field(source, field)
-    for where, number, line in _lines(source):
+    name, lines = input_lines(source)
+    for number, line in lines:
+        where = f"{name}:{number}"
         plain = field is None or not line.strip()
         yield InputText(where, number, line if plain else _text(_record(line, where), str(field), where, option))
 
@@ -88,23 +127,25 @@ def read_checked(source: Path, field: str | None = None) -> Iterator[CheckedText
         DataError: raised while reading, with the line: as in `read_texts`, or its brackets or spans are invalid.
     """
     field = _field(source, field)
-    for where, number, line in _lines(source):
+    name, lines = input_lines(source)
+    for number, line in lines:
+        where = f"{name}:{number}"
         if not line.strip():
             continue
         if field is None:
             text, spans = _from_brackets(line, where)
         else:
             record = _record(line, where)
-            text, spans = _text(record, field, where), _spans(record, where)
-        _check(spans, text, where)
+            text = _text(record, field, where)
+            spans = _spans(record, text, where)
         yield CheckedText(where, number, text, tuple(sorted(spans, key=lambda span: (span.start, span.end))))
 
 
-def _lines(source: Path) -> Iterator[tuple[str, int, str]]:
-    name = "standard input" if str(source) == "-" else str(source)
-    lines: Iterable[tuple[int, str]] = stream_lines(sys.stdin.buffer, name) if str(source) == "-" else numbered_lines(source)
-    for number, line in lines:
-        yield f"{name}:{number}", number, line
+def input_lines(source: Path) -> tuple[str, Iterator[tuple[int, str]]]:
+    """The name of a file for messages, and its numbered lines; `-` is standard input."""
+    if str(source) == "-":
+        return "standard input", stream_lines(sys.stdin.buffer, "standard input")
+    return str(source), numbered_lines(source)
 
 
 def _field(source: Path, field: str | None) -> str | None:
@@ -133,34 +174,31 @@ def _text(record: dict[str, Any], field: str, where: str, option: str = "--text-
     return clean_text(record[field])
 
 
-def _spans(record: dict[str, Any], where: str) -> list[WrongSpan]:
-    wrong = record.get("wrong")
-    if not isinstance(wrong, list):
-        found = "no field 'wrong'" if "wrong" not in record else f"'wrong' is {str(wrong)[:40]}"
-        raise DataError(f"{where}: {found}, expected a list of the wrong words", hint=f"like {_EXAMPLE}; [] if there are none")
-    return [_span(value, where) for value in wrong]
+def _as_object(span: Any) -> Any:
+    """A span [start, end] as an object."""
+    return dict(zip(("start", "end", "kind"), span, strict=False)) if isinstance(span, list) else span
 
 
-def _span(value: Any, where: str) -> WrongSpan:
-    kind = ""
-    if isinstance(value, dict):
-        kind = value.get("kind", "")
-        value = [value.get("start"), value.get("end")]
-    whole = isinstance(value, list) and len(value) == 2 and all(type(number) is int for number in value)
-    if not whole or not isinstance(kind, str):
-        raise DataError(
-            f"{where}: {str(value)[:40]} is not a span", hint="expected [start, end] in characters, as in " + _EXAMPLE
-        )
-    return WrongSpan(value[0], value[1], kind)
+class _Span(Record):
+    start: int
+    end: int
+    kind: str = ""
 
 
-def _check(wrong: list[WrongSpan], text: str, where: str) -> None:
-    for span in wrong:
+class _WrongWords(Record):
+    wrong: list[Annotated[_Span, BeforeValidator(_as_object)]]
+
+
+def _spans(record: dict[str, Any], text: str, where: str) -> list[WrongSpan]:
+    with understood(where, hint=f"like {_EXAMPLE}; [] if no word is wrong"):
+        spans = [WrongSpan(each.start, each.end, each.kind) for each in _WrongWords.model_validate(record).wrong]
+    for span in spans:
         if not 0 <= span.start < span.end <= len(text) or not text[span.start : span.end].strip():
             raise DataError(
                 f"{where}: span {span.start} to {span.end} has no word of the text of {len(text)} characters",
                 hint="count characters from 0; the end is the position after the last character",
             )
+    return spans
 
 
 def _from_brackets(line: str, where: str) -> tuple[str, list[WrongSpan]]:

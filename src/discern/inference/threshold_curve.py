@@ -54,10 +54,6 @@ class ThresholdCurve:
 
     def __init__(self, scores: ArrayLike, wrong: ArrayLike) -> None:
         given, truth = np.asarray(scores, np.float64), np.asarray(wrong, np.bool_)
-        if given.shape != truth.shape or given.ndim != 1:
-            raise ValueError(
-                f"scores of shape {given.shape} and labels of shape {truth.shape}; expected two vectors of the same length"
-            )
         self._wrong = int(truth.sum())
         order = np.argsort(-given, kind="stable")
         ranked = given[order]
@@ -108,15 +104,3 @@ class ThresholdCurve:
         precision, recall = hits / marked if marked else 0.0, hits / self._wrong if self._wrong else 0.0
         f1 = 2 * hits / (marked + self._wrong) if marked + self._wrong else 0.0
         return Rates(threshold, precision, recall, f1, marked, hits)
-
-
-def rate_values(rates: Rates) -> dict[str, float | int]:
-    """Rates as in `--json`."""
-    return {
-        "threshold": rates.threshold,
-        "precision": rates.precision,
-        "recall": rates.recall,
-        "f1": rates.f1,
-        "marked": rates.marked,
-        "hits": rates.hits,
-    }

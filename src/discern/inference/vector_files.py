@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discern.errors import ConfigError, DataError
+from discern.inference.embed import unit_vectors
 from discern.storage.checksums import read_object
 from discern.storage.files import is_stream, whole_binary_file, write_text
 
 Write = Callable[[Sequence[str], NDArray[np.float32]], None]
 """Takes the next texts and their vectors."""
-_HEADER_BYTES = 128
 _SUFFIXES = (".npy", ".parquet", ".jsonl")
 # Stored vectors, and texts, that are compared at a time: their cosines and the order of these take about 100 MB.
 _ROWS, _QUERIES = 65536, 64
@@ -76,9 +76,14 @@ def vectors_file(out: Path, size: int, record: dict[str, Any]) -> Iterator[Write
 
 @contextmanager
 def _npy(file: BinaryIO, size: int) -> Iterator[Write]:
-    """float32, in C order. The header, whose length does not depend on the number of rows, is written last."""
+    """float32, in C order. The header, whose length does not depend on the number of rows, is written again at the end."""
     rows = 0
-    file.write(b"\0" * _HEADER_BYTES)
+
+    def write_header() -> None:
+        header = {"descr": "<f4", "fortran_order": False, "shape": (rows, size)}
+        np.lib.format.write_array_header_1_0(file, header)
+
+    write_header()
 
     def write(texts: Sequence[str], vectors: NDArray[np.float32]) -> None:
         nonlocal rows
@@ -86,10 +91,8 @@ def _npy(file: BinaryIO, size: int) -> Iterator[Write]:
         rows += len(vectors)
 
     yield write
-    described = f"{{'descr': '<f4', 'fortran_order': False, 'shape': ({rows}, {size}), }}"
-    magic = b"\x93NUMPY\x01\x00" + (_HEADER_BYTES - 10).to_bytes(2, "little")
     file.seek(0)
-    file.write(magic + described.ljust(_HEADER_BYTES - 11).encode() + b"\n")
+    write_header()
     file.seek(0, 2)
 
 
@@ -184,9 +187,9 @@ def nearest(
     count = min(count, len(stored))
     rows = np.zeros((len(queries), count), np.int64)
     cosines = np.full((len(queries), count), -np.inf, np.float32)
-    unit = _unit(queries)
+    unit = unit_vectors(queries)
     for first in range(0, len(stored), _ROWS):
-        block = _unit(np.asarray(stored[first : first + _ROWS])).T
+        block = unit_vectors(np.asarray(stored[first : first + _ROWS])).T
         for start in range(0, len(queries), _QUERIES):
             some = slice(start, start + _QUERIES)
             found = np.concatenate([cosines[some], unit[some] @ block], 1)
@@ -196,9 +199,3 @@ def nearest(
             cosines[some], rows[some] = np.take_along_axis(found, best, 1), np.take_along_axis(numbers, best, 1)
     order = np.lexsort((rows, -cosines), axis=1)
     return np.take_along_axis(rows, order, 1), np.take_along_axis(cosines, order, 1)
-
-
-def _unit(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-    found: NDArray[np.float32] = (vectors / np.where(lengths > 0, lengths, 1)).astype(np.float32)
-    return found

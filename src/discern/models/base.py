@@ -5,25 +5,38 @@ from __future__ import annotations
 import abc
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
+from torch.utils.checkpoint import checkpoint
 
 from discern.models import encoders
+from discern.models.architecture import WORDS, Architecture, Predicts
 from discern.models.config import ModelConfig
 from discern.models.embeddings import (
+    Disentangled,
     DisentangledEmbeddings,
-    DisentangledWords,
     Embeddings,
     TokenEmbeddings,
     WordEmbeddings,
-    WordTable,
 )
-from discern.models.heads import BilinearTerm, LanguageHead, MaskedLMHead, TiedLMHead
+from discern.models.flops import module_flops
+from discern.models.fused_ops import States
+from discern.models.heads import (
+    BilinearTerm,
+    CopyMLMHead,
+    EnergyHead,
+    MaskedLMHead,
+    ReplacedTokenHead,
+    TiedLMHead,
+)
+from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
 from discern.types import Spans
+
+_EMBEDDINGS = "encoder.embeddings."
 
 
 class Encoder(nn.Module, abc.ABC):
@@ -31,6 +44,7 @@ class Encoder(nn.Module, abc.ABC):
 
     Attributes:
         Config: class of its settings.
+        architecture: how it is stored in the format of transformers.
         config: its settings.
         embeddings: embeddings that this encoder reads, possibly shared with another encoder.
         embeddings_class: class of its embeddings, unless it shares those of another network.
@@ -41,29 +55,39 @@ class Encoder(nn.Module, abc.ABC):
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
             that family, `questions.head` and the like to every task of question answering.
         limits_positions: whether rows are limited to `config.max_positions`, because it has a table of positions.
+        has_query_stream: whether it also computes states that predict tokens without having seen them.
         reads_backwards: whether its `forward` also takes `is_reversed`, (B,) True = the row's text runs backwards.
         takes_spans: whether its `forward` also takes `spans` as its last argument, and then attends without padding.
     """
 
     Config: ClassVar[type[ModelConfig]]
-    embeddings_class: ClassVar[type[Embeddings] | type[WordEmbeddings]] = Embeddings
-    disentangled_class: ClassVar[type[DisentangledEmbeddings] | type[DisentangledWords] | None] = DisentangledEmbeddings
-    head_class: ClassVar[type[MaskedLMHead] | type[TiedLMHead]] = MaskedLMHead
+    architecture: ClassVar[Architecture] = Architecture()
+    embeddings_class: ClassVar[type[WordEmbeddings]] = Embeddings
+    disentangled_class: ClassVar[type[Disentangled] | None] = DisentangledEmbeddings
+    head_class: ClassVar[type[TiedLMHead]] = MaskedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {}
     one_way: ClassVar[bool] = False
     limits_positions: ClassVar[bool] = True
+    has_query_stream: ClassVar[bool] = False
     reads_backwards: ClassVar[bool] = False
     takes_spans: ClassVar[bool] = False
     config: ModelConfig
     embeddings: TokenEmbeddings
+    gradient_checkpointing = False
 
-    def language_head(self, config: ModelConfig | None = None) -> LanguageHead:
+    def run_block(self, block: nn.Module, *given: Any) -> States:
+        """The states after a block, which is recomputed in the backward pass if that was asked for."""
+        if self.gradient_checkpointing and self.training:
+            return checkpoint(block, *given, use_reentrant=False)  # type: ignore[no-any-return]
+        return block(*given)  # type: ignore[no-any-return]
+
+    def language_head(self, config: ModelConfig | None = None) -> TiedLMHead:
         """A new head that predicts words from this encoder's states, tied to its word table.
 
         Args:
             config: settings of the head; None: those of the encoder.
         """
-        assert isinstance(self.embeddings, WordTable)
+        assert isinstance(self.embeddings, WordEmbeddings)
         return self.head_class(config or self.config, self.embeddings.word)
 
     def initialize(self, generator: torch.Generator) -> None:
@@ -132,6 +156,16 @@ class Network:
     bilinear: BilinearTerm | None = None
     companions: tuple[nn.Module, ...] = ()
 
+    @property
+    def predicts(self) -> Predicts:
+        """What the head outputs."""
+        return getattr(self.head, "predicts", "nothing")
+
+    @property
+    def predicts_words(self) -> bool:
+        """Whether the head is over the vocabulary."""
+        return self.predicts in ("words", "words or copies")
+
     def token_logits(
         self, input_ids: Int[Tensor, "B L"], *context: Bool[Tensor, "B L"] | Int[Tensor, "B L"] | Spans | None
     ) -> Float[Tensor, "B L *V"]:
@@ -156,6 +190,80 @@ class Network:
         return held - set(self.encoder.embeddings.detached_parameters())
 
 
+class StackedEncoder(Encoder):
+    """Base of such encoders. A subclass builds `blocks` and computes the states of the last one.
+
+    Args:
+        embeddings: possibly shared with another encoder.
+        config: settings; its embedding_size is not used, the embeddings have their own.
+        gradient_checkpointing: recompute each block in the backward pass.
+        direction: what a token attends to; in one direction, this is a tower of a language model.
+        projection_bias: whether a projection of the embeddings to the hidden size has a bias.
+
+    Attributes:
+        contiguous: whether distances matter, so that the real tokens of a document must be neighbors.
+    """
+
+    one_way = True
+    takes_spans = True
+    contiguous = False
+    blocks: nn.ModuleList
+
+    def __init__(
+        self,
+        embeddings: TokenEmbeddings,
+        config: ModelConfig,
+        *,
+        gradient_checkpointing: bool = False,
+        direction: Direction = "both",
+        projection_bias: bool = True,
+    ) -> None:
+        super().__init__()
+        self.config = config
+        self.direction = direction
+        self.gradient_checkpointing = gradient_checkpointing
+        self.embeddings = embeddings
+        width, size = embeddings.embedding_size, config.hidden_size
+        self.projection = nn.Linear(width, size, bias=projection_bias) if width != size else None
+
+    def repeated_blocks(self) -> list[nn.Module]:
+        return list(self.blocks)
+
+    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
+        return projection + module_flops(self.blocks, length)
+
+    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+        return module_flops(self.blocks, length) if self.gradient_checkpointing else 0.0
+
+    def forward(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Bool[Tensor, "B L"] | None = None,
+        token_type_ids: Int[Tensor, "B L"] | None = None,
+        position_ids: Int[Tensor, "B L"] | None = None,
+        document_ids: Int[Tensor, "B L"] | None = None,
+        spans: Spans | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states of the last block; those of padding are undefined."""
+        shape, rows = input_ids.shape, (input_ids, attention_mask, document_ids)
+        unpadding = plan_unpadding(*rows, self.embeddings.weights, self.direction, contiguous=self.contiguous, spans=spans)
+        if unpadding.places is not None:
+            input_ids, token_type_ids, position_ids = real_tokens(unpadding.places, input_ids, token_type_ids, position_ids)
+        hidden = self.last_states(input_ids, token_type_ids, position_ids, unpadding)
+        return hidden if unpadding.places is None else padded_rows(hidden, unpadding.places, shape)
+
+    @abc.abstractmethod
+    def last_states(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "#B L"] | None,
+        unpadding: Unpadding,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states of the last block, for padded rows or for the real tokens as one row."""
+
+
 def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_checkpointing: bool = False) -> Encoder:
     """The encoder that `config.encoder` names.
 
@@ -167,7 +275,7 @@ def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_
     return encoder
 
 
-def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) -> Embeddings | WordEmbeddings:
+def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) -> WordEmbeddings:
     """Embeddings for the encoder that `config.encoder` names.
 
     Raises:
@@ -175,3 +283,82 @@ def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) 
     """
     kind: type[Encoder] = encoders.load(config.encoder)
     return kind.embeddings_class(vocab_size, embedding_size, config)
+
+
+def build_head(encoder: Encoder, predicts: Predicts) -> nn.Module:
+    """A new head of an encoder; an `nn.Identity` if it predicts nothing."""
+    if predicts == "nothing":
+        return nn.Identity()
+    if predicts in ("replaced", "energy"):
+        return (ReplacedTokenHead if predicts == "replaced" else EnergyHead)(encoder.config)
+    words = encoder.language_head()
+    return words if predicts == "words" else CopyMLMHead(encoder.config, words)
+
+
+def named_parameters(network: Network) -> dict[str, Tensor]:
+    """Parameters as `encoder.*`, `head.*` and `bilinear.*`; one that is shared with the head is the encoder's.
+
+    Embeddings that are those of another network plus a difference are summed, and a head that copies has the names of the head
+    over the vocabulary that it contains.
+    """
+    encoder = network.encoder
+    found: dict[str, Tensor] = {f"encoder.{name}": value for name, value in encoder.named_parameters()}
+    taken = {id(value) for value in found.values()}
+    if isinstance(encoder.embeddings, Disentangled):
+        found = {name: value for name, value in found.items() if not name.startswith(_EMBEDDINGS)}
+        found |= {_EMBEDDINGS + name: value for name, value in encoder.embeddings.merged().named_parameters()}
+    for name, value in network.head.named_parameters():
+        if id(value) not in taken:
+            found[f"head.{name.removeprefix('words.')}"] = value
+    bilinear = network.bilinear.named_parameters() if network.bilinear is not None else ()
+    return found | {f"bilinear.{name}": value for name, value in bilinear}
+
+
+@torch.no_grad()
+def load_parameters(network: Network, values: Mapping[str, Tensor], *, with_shared: bool = False) -> None:
+    """Set parameters of a network, by the names of `named_parameters`.
+
+    Args:
+        with_shared: also set embeddings that it reads from another network, which has no weights of its own.
+    """
+    embeddings = network.encoder.embeddings
+    if isinstance(embeddings, Disentangled):
+        if with_shared:
+            for key, parameter in embeddings.shared.named_parameters():
+                parameter.copy_(values[_EMBEDDINGS + key])
+        embeddings.difference.weight.copy_(values[WORDS] - embeddings.shared.word.weight)
+        if isinstance(embeddings, DisentangledEmbeddings):
+            embeddings.norm.weight.copy_(values[f"{_EMBEDDINGS}norm.weight"])
+            embeddings.norm.bias.copy_(values[f"{_EMBEDDINGS}norm.bias"])
+        values = {key: value for key, value in values.items() if not key.startswith(_EMBEDDINGS)}
+    parameters = named_parameters(network)
+    for key, value in values.items():
+        parameters[key].copy_(value)
+
+
+def load_networks(
+    networks: Mapping[str, Network], values: Mapping[str, Mapping[str, Tensor]], *, with_shared: bool = False
+) -> tuple[str, str] | None:
+    """Set parameters of networks that may share some of them.
+
+    Returns:
+        Name of a network and of a parameter that another network has overwritten with its own; None if there is none.
+    """
+    # Those that read the embeddings of another come last.
+    for name in sorted(values, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
+        load_parameters(networks[name], values[name], with_shared=with_shared)
+    for name, wanted in values.items():
+        weights = named_parameters(networks[name])
+        for key, value in wanted.items():
+            if not torch.allclose(weights[key], value, rtol=1e-5, atol=1e-6):
+                return name, key
+    return None
+
+
+def encoders_by_type() -> dict[str, type[Encoder]]:
+    """Encoders by the values of `model_type` in config.json of their models."""
+    from discern.models.two_tower.encoder import TwoTowerEncoder
+
+    known: list[tuple[str, type[Encoder]]] = [(name, encoders.load(name)) for name in encoders.names()]
+    known.append(("", TwoTowerEncoder))
+    return {model_type: kind for name, kind in known for model_type in kind.architecture.titles or (name,)}

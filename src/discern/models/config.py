@@ -136,13 +136,3 @@ def build_config(values: Mapping[str, Any] | None = None, **more: Any) -> ModelC
     """
     given = {**(values or {}), **more}
     return config_class(given.get("encoder", ModelConfig.model_fields["encoder"].default)).model_validate(given)
-
-
-def read_config(values: Mapping[str, Any]) -> ModelConfig:
-    """The settings of an encoder from a record that discern wrote.
-
-    Records written before encoders had their own settings contain those of all encoders; settings of others are dropped.
-    """
-    own = config_class(values["encoder"]).model_fields
-    foreign = {name for each in encoders.names() for name in config_class(each).model_fields if name not in own}
-    return build_config({name: value for name, value in values.items() if name not in foreign})

@@ -40,3 +40,11 @@ def module_flops(module: nn.Module, length: int) -> float:
 def parts_flops(length: int, *parts: nn.Module) -> float:
     """`module_flops` of several modules together."""
     return sum(module_flops(part, length) for part in parts)
+
+
+class SumOfParts(nn.Module):
+    """A module whose products are those of its parts."""
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per token of a row of `length` tokens."""
+        return parts_flops(length, *self.children())

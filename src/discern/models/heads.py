@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import abc
+from typing import ClassVar
 
 from jaxtyping import Bool, Float
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
+from discern.models.architecture import Predicts
 from discern.models.config import ModelConfig
-from discern.models.flops import module_flops, parts_flops
+from discern.models.flops import SumOfParts, module_flops, parts_flops
 from discern.models.fused_ops import linear_gelu, normalized
 
 
@@ -18,42 +19,6 @@ def gather_positions(hidden: Float[Tensor, "B L D"], positions: Bool[Tensor, "B 
     """Hidden states at the chosen positions, row by row; M = positions.sum()."""
     # By index rather than by mask: its backward pass is a copy of rows.
     return hidden.flatten(0, 1).index_select(0, positions.flatten().nonzero().flatten())
-
-
-class MaskedLMHead(nn.Module):
-    """Logits over the vocabulary: dense, GELU, LayerNorm, product with the word embeddings, bias.
-
-    Args:
-        config: settings of the encoder.
-        word_embeddings: (V, E); the output matrix is tied to it.
-        projection: E to D; the output matrix is then the product of the two, (V, D), and the inner width D.
-
-    Reference: Devlin et al. 2019; released ELECTRA, where the inner width is the embedding size.
-    """
-
-    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding, projection: nn.Linear | None = None) -> None:
-        super().__init__()
-        width = word_embeddings.embedding_dim if projection is None else projection.out_features
-        layers = config.head_layers()
-        self.dense = nn.Linear(config.hidden_size, width, bias=layers.bias)
-        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon, bias=layers.norm_bias)
-        self.word_embeddings = word_embeddings
-        self.projection = projection
-        self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
-
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per position."""
-        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
-        return parts_flops(length, self.dense) + projection + _words_flops(self.word_embeddings)
-
-    def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... E"]:
-        """What the word table is multiplied with."""
-        inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
-        return inner if self.projection is None else F.linear(inner, self.projection.weight.t())
-
-    def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
-        """Logits at the given states. Pass only those of the masked positions: this is the most expensive product."""
-        return F.linear(self.inner(hidden), self.word_embeddings.weight, self.bias)
 
 
 class TiedLMHead(nn.Module):
@@ -66,8 +31,11 @@ class TiedLMHead(nn.Module):
     Reference: Yang et al. 2019 (XLNet), released code.
     """
 
+    predicts: ClassVar[Predicts] = "words"
+
     def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding) -> None:
         super().__init__()
+        self.input_size = word_embeddings.embedding_dim
         self.word_embeddings = word_embeddings
         self.bias = Parameter(word_embeddings.weight.new_zeros(word_embeddings.num_embeddings))
 
@@ -81,14 +49,41 @@ class TiedLMHead(nn.Module):
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits at the given states. Pass only those that are needed: this is the most expensive product."""
-        return F.linear(hidden, self.word_embeddings.weight, self.bias)
+        return F.linear(self.inner(hidden), self.word_embeddings.weight, self.bias)
 
 
-LanguageHead = MaskedLMHead | TiedLMHead
-"""A head that predicts words."""
+class MaskedLMHead(TiedLMHead):
+    """Logits over the vocabulary: dense, GELU, LayerNorm, product with the word embeddings, bias.
+
+    Args:
+        config: settings of the encoder.
+        word_embeddings: (V, E); the output matrix is tied to it.
+        projection: E to D; the output matrix is then the product of the two, (V, D), and the inner width D.
+
+    Reference: Devlin et al. 2019; released ELECTRA, where the inner width is the embedding size.
+    """
+
+    def __init__(self, config: ModelConfig, word_embeddings: nn.Embedding, projection: nn.Linear | None = None) -> None:
+        super().__init__(config, word_embeddings)
+        width = word_embeddings.embedding_dim if projection is None else projection.out_features
+        layers = config.head_layers()
+        self.dense = nn.Linear(config.hidden_size, width, bias=layers.bias)
+        self.norm = nn.LayerNorm(width, eps=config.layer_norm_epsilon, bias=layers.norm_bias)
+        self.input_size = config.hidden_size
+        self.projection = projection
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per position."""
+        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
+        return parts_flops(length, self.dense) + projection + _words_flops(self.word_embeddings)
+
+    def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... E"]:
+        """What the word table is multiplied with."""
+        inner = normalized(self.norm, linear_gelu(self.dense, hidden)).operand
+        return inner if self.projection is None else F.linear(inner, self.projection.weight.t())
 
 
-class CopyMLMHead(nn.Module):
+class CopyMLMHead(SumOfParts):
     """Words at every position, and a gate: whether to copy the token that is there.
 
     Args:
@@ -98,14 +93,12 @@ class CopyMLMHead(nn.Module):
     Reference: Clark et al. 2020, section 3.3 (all-tokens MLM): one sigmoid layer.
     """
 
-    def __init__(self, config: ModelConfig, words: LanguageHead) -> None:
+    predicts: ClassVar[Predicts] = "words or copies"
+
+    def __init__(self, config: ModelConfig, words: TiedLMHead) -> None:
         super().__init__()
         self.words = words
         self.copy_gate = nn.Linear(config.hidden_size, 1)
-
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per position."""
-        return parts_flops(length, self.words, self.copy_gate)
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of the words to write where the token is not copied."""
@@ -118,7 +111,7 @@ class CopyMLMHead(nn.Module):
         return logits
 
 
-class PredictionLayers(nn.Module):
+class PredictionLayers(SumOfParts):
     """The layers of ModernBERT's task heads before the last one: dense, GELU, LayerNorm.
 
     Args:
@@ -133,34 +126,23 @@ class PredictionLayers(nn.Module):
         self.dense = nn.Linear(size, size, bias=layers.bias)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias)
 
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per state."""
-        return parts_flops(length, self.dense)
-
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         """The states that the last layer of the head reads."""
         return normalized(self.norm, linear_gelu(self.dense, hidden)).operand
 
 
-class TokenHead(nn.Module, abc.ABC):
-    """One number per token: dense, GELU, dense; in ModernBERT a LayerNorm before the last. Subclasses define its meaning."""
+class TokenHead(SumOfParts):
+    """One number per token: dense, GELU, dense; a LayerNorm before the last where the architecture has one there."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, layers = config.hidden_size, config.head_layers()
         self.dense = nn.Linear(size, size, bias=layers.bias)
         self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias) if layers.norms_tokens else None
-        self.output = nn.Linear(config.hidden_size, 1)
+        self.output = nn.Linear(size, 1)
 
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per token."""
-        return parts_flops(length, self.dense, self.output)
-
-    @abc.abstractmethod
     def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """One number per token."""
-
-    def _numbers(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
+        """The number of each token."""
         inner = linear_gelu(self.dense, hidden)
         if self.norm is not None:
             inner = normalized(self.norm, inner).operand
@@ -173,9 +155,7 @@ class ReplacedTokenHead(TokenHead):
     Reference: Clark et al. 2020, section 2; the released code's dense layer and GELU in between.
     """
 
-    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """Logit of each token."""
-        return self._numbers(hidden)
+    predicts: ClassVar[Predicts] = "replaced"
 
 
 class EnergyHead(TokenHead):
@@ -185,12 +165,10 @@ class EnergyHead(TokenHead):
     Reference: Clark et al. 2020 (Electric), section 2.1.
     """
 
-    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """Energy of each token."""
-        return self._numbers(hidden)
+    predicts: ClassVar[Predicts] = "energy"
 
 
-class BilinearTerm(nn.Module):
+class BilinearTerm(SumOfParts):
     """Compatibility of each token with its context, as a product of the two: logit_t = (U h_t) . e(x_t).
 
     Added to the logits of the ordinary head. Whether a token fits depends on token *and* context; a hidden state is a sum of
@@ -204,10 +182,6 @@ class BilinearTerm(nn.Module):
     def __init__(self, config: ModelConfig, embedding_size: int) -> None:
         super().__init__()
         self.context = nn.Linear(config.hidden_size, embedding_size, bias=False)
-
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per token."""
-        return parts_flops(length, self.context)
 
     def forward(self, hidden: Float[Tensor, "B L D"], words: Float[Tensor, "B L E"]) -> Float[Tensor, "B L"]:
         """The term of each token."""

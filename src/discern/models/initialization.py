@@ -21,14 +21,14 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
     """
-    glorot = {id(layer) for layer in _glorot_layers(module, config)}
     stds = _stds(module, config)
     for part in module.modules():
         if isinstance(part, nn.Linear):
-            if id(part) in glorot:
+            std = stds.get(id(part), config.linear_std(part.in_features))
+            if std is None:
                 nn.init.xavier_uniform_(part.weight, generator=generator)
             else:
-                truncated_normal(part.weight, generator, stds.get(id(part), config.linear_std(part.in_features)))
+                truncated_normal(part.weight, generator, std)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
         elif isinstance(part, nn.Embedding):
@@ -37,7 +37,7 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
             nn.init.ones_(part.weight)
             if part.bias is not None:
                 nn.init.zeros_(part.bias)
-        elif isinstance(part, MaskedLMHead | TiedLMHead):
+        elif isinstance(part, TiedLMHead):
             nn.init.zeros_(part.bias)
     for part in module.modules():
         if isinstance(part, Disentangled):
@@ -46,23 +46,15 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
             part.initialize(generator)
 
 
-def _glorot_layers(module: nn.Module, config: ModelConfig) -> list[nn.Linear]:
-    found: list[nn.Linear] = []
+def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float | None]:
+    """Standard deviations of layers that have others than most, by identity; None: Glorot uniform."""
+    layers, found = config.head_layers(), dict[int, float | None]()
     for part in module.modules():
         if isinstance(part, Encoder):
-            found += part.glorot_layers()
-        if isinstance(part, TokenHead) and config.head_layers().output_std is None:
-            found.append(part.output)
-    return found
-
-
-def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float]:
-    """Standard deviations of the weights of layers of heads that have one of their own, by the identity of the layer."""
-    layers, found = config.head_layers(), dict[int, float]()
-    for part in module.modules():
+            found |= {id(layer): None for layer in part.glorot_layers()}
         if isinstance(part, MaskedLMHead | TokenHead) and layers.dense_std is not None:
             found[id(part.dense)] = layers.dense_std
-        if isinstance(part, TokenHead) and layers.output_std is not None:
+        if isinstance(part, TokenHead):
             found[id(part.output)] = layers.output_std
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -13,7 +13,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discern import kernels
-from discern.types import Spans, TokenBatch
+from discern.types import Spans, find_spans
 
 _switched_off: ContextVar[bool] = ContextVar("span_attention_switched_off", default=False)
 _WIDEST_HEAD = 256
@@ -49,45 +49,34 @@ def attend_in_spans(
     return varlen.varlen_attn(query, key, value, offsets, offsets, longest, longest, window_size=window_size)  # type: ignore[return-value]
 
 
-@dataclass(frozen=True)
-class AttentionPath:
-    """How attention is computed on a GPU.
-
-    Attributes:
-        name: 'varlen': among the real tokens alone; 'sdpa': in padded rows, with a mask where tokens are hidden.
-        reason: why not 'varlen'; "" if it is.
-    """
-
-    name: str
-    reason: str = ""
-
-    @property
-    def note(self) -> str:
-        """One line for the user."""
-        if self.name == "varlen":
-            return "attention runs among the real tokens alone, without a mask (torch's varlen_attn)"
-        return f"attention runs in padded rows (torch's scaled_dot_product_attention), because {self.reason}"
-
-
-def attention_path(model: nn.Module, device: torch.device, precision: str) -> AttentionPath | None:
-    """How the encoders of a model compute attention on a GPU in its current mode; None on any other device.
+def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str | None:
+    """Why the encoders of a model, in its current mode, attend in padded rows; None if they attend to the real tokens alone.
 
     Args:
-        model: its encoders are those among its modules.
         precision: 'float32' or 'bfloat16'.
     """
+    from discern.models.attention import SelfAttention
+    from discern.models.base import Encoder
+
     if device.type != "cuda":
-        return None
-    reason = _obstacle(model, precision)
-    if reason is None and torch.cuda.get_device_capability(device) < _AMPERE:
-        reason = f"{torch.cuda.get_device_name(device)} is older than the first GPUs that it supports (Ampere)"
-    return AttentionPath("varlen") if reason is None else AttentionPath("sdpa", reason)
-
-
-def attends_to_spans(network: nn.Module, device: torch.device, precision: str) -> bool:
-    """Whether its rows need `with_spans`, because attention runs on spans of tokens without padding."""
-    path = attention_path(network, device, precision)
-    return path is not None and path.name == "varlen"
+        return "the device is no GPU"
+    if _switched_off.get():
+        return "it is switched off"
+    if precision == "float32":
+        return "the precision is float32 (train.precision)"
+    for part in model.modules():
+        if isinstance(part, Encoder) and not part.takes_spans:
+            return f"encoder '{part.config.encoder}' cannot run without padding on a GPU"
+        if not isinstance(part, SelfAttention):
+            continue
+        width = part.query.out_features // part.num_heads
+        if part.dropout.active:
+            return f"attention dropout is {part.dropout.active:g}; model.attention_dropout=0 is faster"
+        if width % 8 or width > _WIDEST_HEAD:
+            return f"heads of width {width} are not a multiple of 8 up to {_WIDEST_HEAD}"
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return f"{torch.cuda.get_device_name(device)} is older than the first GPUs that it supports (Ampere)"
+    return None
 
 
 @contextmanager
@@ -100,34 +89,8 @@ def switched_off() -> Iterator[None]:
         _switched_off.reset(token)
 
 
-def _obstacle(model: nn.Module, precision: str) -> str | None:
-    """Why the encoders of a model cannot attend to spans in this precision; None if they can."""
-    from discern.models.attention import SelfAttention
-    from discern.models.base import Encoder
-
-    if _switched_off.get():
-        return "it is switched off"
-    if precision == "float32":
-        return "the precision is float32 (train.precision)"
-    unable = next((each.config.encoder for each in model.modules() if isinstance(each, Encoder) and not each.takes_spans), None)
-    if unable is not None:
-        return f"encoder '{unable}' cannot run without padding on a GPU"
-    for part in model.modules():
-        if not isinstance(part, SelfAttention):
-            continue
-        width = part.query.out_features // part.num_heads
-        if part.dropout.active:
-            return f"attention dropout is {part.dropout.active:g}; model.attention_dropout=0 is faster"
-        if width % 8 or width > _WIDEST_HEAD:
-            return f"heads of width {width} are not a multiple of 8 up to {_WIDEST_HEAD}"
-    return None
-
-
 Direction = Literal["both", "left-to-right", "right-to-left"]
 """The part of its document that a token attends to: all of it, itself and what precedes it, or itself and what follows it."""
-
-
-_NEARLY_FULL = 0.97  # fraction of real tokens from which leaving out padding saves nothing
 
 
 @dataclass(frozen=True)
@@ -177,64 +140,10 @@ def plan_unpadding(
         if document_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
         return Unpadding(None if attention_mask is None else visible_keys(attention_mask, document_ids))
-    found = _spans(input_ids.shape, attention_mask, document_ids)
+    found = find_spans(input_ids.shape, attention_mask, document_ids)
     if contiguous and attention_mask is not None and found.has_holes:
         return Unpadding(visible_keys(attention_mask, document_ids))
     return Unpadding(offsets=found.offsets, places=found.places)
-
-
-def with_spans(batch: TokenBatch) -> TokenBatch:
-    """The batch with the spans of its real tokens; as it is if padding is between the real tokens of a document.
-
-    It runs on the host: on a GPU, the number of real tokens would have to be read back.
-    """
-    if batch.size == 0:
-        return batch
-    mask, documents = batch.attention_mask, batch.document_ids
-    found = _spans(batch.input_ids.shape, None if batch.full else mask, documents)
-    if found.has_holes or len(found.offsets) < 2:
-        return batch
-    if found.places is not None and len(found.places) > _NEARLY_FULL * mask.numel():
-        # Padding in spans of its own: most batches of packed rows are full, and compiled code is made for each shape.
-        documents = torch.zeros_like(batch.input_ids) if documents is None else documents
-        found = _spans(batch.input_ids.shape, None, torch.where(mask, documents, documents.max() + 1))
-    # Rounded up to a power of two, so that compiled code, which is made for each value, is made for few of them.
-    longest, row = int(found.offsets.diff().max()), batch.input_ids.shape[1]
-    return replace(batch, spans=Spans(found.offsets.int(), found.places, min(row, 1 << (longest - 1).bit_length())))
-
-
-@dataclass(frozen=True)
-class _Found:
-    """The spans of some rows: their `offsets` and `places`, as in `Unpadding`, and where they start.
-
-    Attributes:
-        starts: (T - 1,) True where the next token begins a span; None: every row is one span without padding.
-    """
-
-    offsets: Int[Tensor, "spans_and_1"]
-    places: Int[Tensor, "T"] | None = None
-    starts: Bool[Tensor, "T_less_1"] | None = None
-
-    @property
-    def has_holes(self) -> bool:
-        """Whether padding is between two tokens of a span."""
-        return self.places is not None and self.starts is not None and bool(((self.places.diff() != 1) & ~self.starts).any())
-
-
-def _spans(shape: torch.Size, attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None) -> _Found:
-    batch, length = shape
-    if attention_mask is None and document_ids is None:
-        return _Found(torch.arange(0, batch * length + 1, length))
-    places = None
-    if attention_mask is not None and not attention_mask.all():
-        places = attention_mask.flatten().nonzero().flatten()
-    row = torch.arange(batch).repeat_interleave(length)
-    document = torch.zeros_like(row) if document_ids is None else document_ids.flatten()
-    if places is not None:
-        row, document = row[places], document[places]
-    starts = (row.diff() != 0) | (document.diff() != 0)
-    middle = starts.nonzero().flatten() + 1
-    return _Found(torch.cat([middle.new_zeros(1), middle, middle.new_full((1,), len(row))]), places, starts)
 
 
 def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:

@@ -26,3 +26,14 @@ algorithms: Registry[Any] = Registry("algorithm", "discern.algorithms")
 algorithms.register("joint", "discern.objectives.rtd:Algorithm")
 algorithms.register("two-stage", "discern.objectives.rtd_variants:TwoStage")
 algorithms.register("adversarial", "discern.objectives.rtd_variants:Adversarial")
+
+TITLES = {
+    "rtd": "replaced token detection (ELECTRA)",
+    "mlm": "masked language modeling (BERT)",
+    "electric": "noise-contrastive estimation of energies (Electric)",
+    "replace-mlm": "masked language modeling without [MASK] (Replace MLM)",
+    "all-tokens-mlm": "masked language modeling of all tokens, with a copy mechanism (All-Tokens MLM)",
+    "rtd-masked-only": "replaced token detection at the chosen positions only (ELECTRA 15%)",
+    "permutation-lm": "permutation language modeling",
+}
+"""Titles of the objectives, for people who read a page or a model card."""

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
-from discern.models.heads import CopyMLMHead, LanguageHead
+from discern.models.heads import CopyMLMHead, TiedLMHead
 from discern.objectives.base import BuildSettings, Evaluator, Phase, WordTargets
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig
 from discern.objectives.losses import copy_loss, word_logits
@@ -51,9 +51,8 @@ class ReplaceMLMConfig(GeneratorConfig):
     name: str = Field("replace-mlm", description="Objective, by its name in the registry.")
     tying: Literal["embeddings", "token", "none"] = Field(
         "embeddings",
-        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm (of "
-        "'modernbert' the words, as it has nothing else); "
-        "'token': words only; 'none': nothing.",
+        description="What generator and encoder share. 'embeddings': words, positions, segments and their LayerNorm, as far "
+        "as the encoder has them; 'token': words only; 'none': nothing.",
     )
 
 
@@ -64,7 +63,7 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = ReplaceMLMConfig
-    head: LanguageHead | CopyMLMHead
+    head: TiedLMHead | CopyMLMHead
 
     def __init__(self, config: ReplaceMLMConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -76,7 +75,7 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
         self._generator = Generator(config, GeneratorInputs(settings, small, read_by_generator))
         self.generator, self.generator_head = self._generator.encoder, self._generator.head
 
-    def new_head(self) -> LanguageHead | CopyMLMHead:
+    def new_head(self) -> TiedLMHead | CopyMLMHead:
         """A head for the encoder."""
         return self.encoder.language_head()
 

@@ -15,7 +15,6 @@ from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.randomness import Randomness, key_of
 from discern.models.base import Network
 from discern.models.config import ModelConfig
-from discern.models.heads import LanguageHead
 from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import TokenEntropies, WordLogits
@@ -265,8 +264,3 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
         if self.entropies is not None:
             self.entropies.load(state)
-
-
-def predicts_words(network: Network) -> bool:
-    """Whether a network's head is over the vocabulary."""
-    return any(isinstance(module, LanguageHead) for module in network.head.modules())

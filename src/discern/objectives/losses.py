@@ -13,7 +13,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from discern import kernels
-from discern.models.heads import CopyMLMHead, LanguageHead
+from discern.models.heads import CopyMLMHead, TiedLMHead
 from discern.types import LossTerm, Places
 
 
@@ -195,11 +195,11 @@ class ChunkedLogits:
 WordLogits = DenseLogits | ChunkedLogits
 
 
-def word_logits(head: LanguageHead | CopyMLMHead, states: Float[Tensor, "N D"]) -> WordLogits:
+def word_logits(head: TiedLMHead | CopyMLMHead, states: Float[Tensor, "N D"]) -> WordLogits:
     """The logits of a head at some states: in parts while training on a device other than the CPU, otherwise as one matrix."""
     if states.device.type == "cpu" or not head.training:
         return DenseLogits(head(states))
-    words = head.words if isinstance(head, CopyMLMHead) else head
+    words: Any = getattr(head, "words", head)
     return ChunkedLogits(words.inner(states), words.word_embeddings.weight, words.bias)
 
 

@@ -16,9 +16,9 @@ from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import TokenEmbeddings, WordTable
+from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
 from discern.models.heads import BilinearTerm
-from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets, predicts_words
+from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import WordLogits, word_logits
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
@@ -40,7 +40,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""
-        if not predicts_words(network):
+        if not network.predicts_words:
             return 1.0
         # mask_probability changes linearly or not at all: a hundred points give its mean to a hundredth of the change.
         steps = (phase.begins + number * phase.steps // 100 for number in range(100))
@@ -186,7 +186,7 @@ def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> Bilin
     return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
 
 
-def shared_embeddings(settings: BuildSettings, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, WordTable]:
+def shared_embeddings(settings: BuildSettings, small: ModelConfig, tying: str) -> tuple[TokenEmbeddings, WordEmbeddings]:
     """The embeddings of the main network and those of the generator.
 
     Args:
@@ -202,7 +202,7 @@ def shared_embeddings(settings: BuildSettings, small: ModelConfig, tying: str) -
     if kind.disentangled_class is None:
         raise ConfigError(
             f"encoder '{model.encoder}' cannot share its embeddings with a generator, as this objective asks",
-            hint="set model.encoder=bert or modernbert, or another objective",
+            hint="set model.encoder=bert, or another objective",
         )
     read_by_generator = build_embeddings(size, small.hidden_size if tying == "none" else model.embedding_size, small)
     if tying in ("embeddings", "all"):

@@ -24,8 +24,8 @@ from discern.corruption.sampling import Sampling
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import WordTable
-from discern.models.heads import LanguageHead, ReplacedTokenHead
+from discern.models.embeddings import WordEmbeddings
+from discern.models.heads import ReplacedTokenHead, TiedLMHead
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig, registered
@@ -51,9 +51,9 @@ class RTDConfig(GeneratorConfig):
     )
     tying: Literal["embeddings", "token", "none", "all", "gradient-disentangled"] = Field(
         "embeddings",
-        description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm (of "
-        "'modernbert' the words, as it has nothing else); "
-        "'token': words only; 'none': nothing; 'all': the whole encoder, so that only the heads differ (needs equal sizes); "
+        description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm, as "
+        "far as the encoder has them; 'token': words only; 'none': nothing; 'all': the whole encoder, so that only the heads "
+        "differ (needs equal sizes); "
         "'gradient-disentangled': the discriminator reads the generator's embeddings without sending gradient back, and adds a "
         "learned difference of its own (DeBERTaV3).",
     )
@@ -285,7 +285,7 @@ class GeneratorInputs(NamedTuple):
 
     settings: BuildSettings
     sizes: ModelConfig
-    embeddings: WordTable
+    embeddings: WordEmbeddings
     shared: Encoder | None = None
 
 
@@ -310,7 +310,7 @@ class Generator:
         self.networks = {"generator": Network(self.encoder, self.head)}
         self.modules: dict[str, nn.Module] = {"generator": self.encoder, "generator_head": self.head}
 
-    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, LanguageHead]:
+    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, TiedLMHead]:
         """New encoder and head."""
         settings, sizes, embeddings, shared = inputs
         encoder = shared or build_encoder(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
+from typing import ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -15,8 +15,8 @@ from discern.config.schedule import to_step
 from discern.corruption.randomness import Randomness
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.models.heads import LanguageHead, MaskedLMHead, ReplacedTokenHead
-from discern.models.two_tower import two_tower_generator
+from discern.models.heads import ReplacedTokenHead, TiedLMHead
+from discern.models.two_tower.encoder import two_tower_generator
 from discern.objectives.base import Evaluator, Phase
 from discern.objectives.losses import DenseLogits, word_logits
 from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, replaced_token_metrics
@@ -34,11 +34,10 @@ class TwoTowerGenerator(Generator):
 
     learns_at: ClassVar[PlacesOf] = "words"
 
-    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, LanguageHead]:
+    def build(self, inputs: GeneratorInputs) -> tuple[Encoder, TiedLMHead]:
         settings, sizes, embeddings, _ = inputs
         network = two_tower_generator(embeddings, sizes, gradient_checkpointing=settings.gradient_checkpointing)
-        assert isinstance(network.head, LanguageHead)
-        return network.encoder, network.head
+        return network.encoder, cast(TiedLMHead, network.head)
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
         tokens, words = batch.tokens, batch.places("words")
@@ -126,9 +125,7 @@ class Adversarial(Algorithm):
 
     def __init__(self, config: RTDConfig, generator: Generator) -> None:
         super().__init__(config, generator)
-        head = generator.head
-        width = head.dense.in_features if isinstance(head, MaskedLMHead) else head.word_embeddings.embedding_dim
-        self._baseline = nn.Linear(width, 1, bias=False)
+        self._baseline = nn.Linear(generator.head.input_size, 1, bias=False)
         self.modules = {"generator_baseline": self._baseline}
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:

@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import vocabulary_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError
-from discern.objectives.base import Objective, predicts_words
+from discern.model_files.run import vocabulary_of
+from discern.objectives.base import Objective
 from discern.pretraining.evaluate import check_sequences, heldout_rows_of
 from discern.pretraining.resume import Resume
 from discern.pretraining.run import Plan, Replay, Run, finish_run, meta_objective, open_run, plan
@@ -60,7 +60,7 @@ def adapt(
     `before` describes the model at the start of this run: with the added tokens, and a new generator if it had none.
 
     Args:
-        model: a run, an export, or a Hugging Face ELECTRA, BERT, XLNet or ModernBERT folder.
+        model: a run, an export, or a Hugging Face model.
         data: data set of the domain, made with the model's tokenizer or an extension of it.
         out: folder of the new run.
         config: TOML file of settings that override those of the model.
@@ -133,7 +133,7 @@ def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
     for data in _texts(planned).values():
         heldout_rows_of(data, planned.config)
     objective = meta_objective(planned.config, vocabulary_of(planned.data))
-    if not any(map(predicts_words, objective.networks().values())):
+    if not any(network.predicts_words for network in objective.networks().values()):
         raise ConfigError(
             f"objective '{planned.config.objective.name}' has no loss over words, by which the gain could be measured",
             hint=f"discern pretrain --init-from {model} starts in the same way, but measures nothing",

@@ -26,11 +26,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from discern import kernels
-from discern.artifacts.run import build_objective, check_parameters
 from discern.config.layers import usual_vocabulary
 from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
 from discern.errors import NumericsError
+from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Phase, Vocabulary
+from discern.pretraining.resume import check_parameters
 from discern.pretraining.run import check_shares, meta_objective
 from discern.progress import Progress, Silent
 from discern.training.compilation import choose_compilation, compile_encoders

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from discern.artifacts.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.config.schema import to_toml
+from discern.model_files.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.pretraining.bench import meta_steps, slot_memory
 from discern.pretraining.run import Plan, check_shares, epochs_of, meta_objective, notes_on_rows, precision_of, training_stream
 from discern.training import checkpoint

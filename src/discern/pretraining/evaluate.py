@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import EVALUATION_FILE, is_run, read_record
 from discern.data.batching.rows import RowStream
 from discern.data.dataset.shards import TokenData, located
 from discern.errors import ConfigError, DataError
+from discern.model_files.folder import open_model
+from discern.model_files.run import EVALUATION_FILE, is_run, read_record
 from discern.objectives.metrics import Breakdown
 from discern.pretraining.run import heldout_stream
 from discern.pretraining.warm_start import another_tokenizer

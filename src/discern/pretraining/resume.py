@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
-from discern.artifacts.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, is_run, read_record
+import torch
+
 from discern.config.layers import Origin, Setting, Settings, parse_overrides
 from discern.config.resolve import Resolved
 from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.model_files.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, build_objective, is_run, read_record
+from discern.objectives.base import Vocabulary
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
@@ -259,3 +263,46 @@ def write_start(out: Path, start: DecayStart, keep: int) -> None:
             hint="free some space, then run the same command again",
         ) from problem
     checkpoint.save(out / CHECKPOINTS, start.contents, keep)
+
+
+# Weights, gradients and the two moments of AdamW, in float32.
+_BYTES_A_PARAMETER = 16
+# Before weights are divided, each process has them whole, and a copy of them.
+_BYTES_BEFORE_DIVIDING = 8
+
+
+def machine_memory(device: torch.device) -> int | None:
+    """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    try:
+        installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError):  # no such name on this system
+        return None
+    limit = Path("/sys/fs/cgroup/memory.max")
+    allowed = limit.read_text().strip() if limit.exists() else ""
+    return min(installed, int(allowed)) if allowed.isdecimal() else installed
+
+
+def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, processes: int = 1) -> None:
+    """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
+
+    Args:
+        processes: number of processes that train together; on the CPU, they share the memory.
+
+    Raises:
+        ConfigError: they do not fit.
+    """
+    present = machine_memory(device)
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
+    shards = processes if config.train.divides_weights(processes) and device.type != "cpu" else 1
+    needed = count * max(_BYTES_A_PARAMETER / shards, _BYTES_BEFORE_DIVIDING if shards > 1 else 0)
+    if present is not None and needed > present:
+        named = ("num_layers", "hidden_size", "feedforward_size")
+        sizes = ", ".join(f"model.{name}={getattr(config.model, name)}" for name in named)
+        raise ConfigError(
+            f"{count:,} parameters ({sizes}) take {needed / 1e9:,.1f} GB with gradients and optimizer state, "
+            f"but {'this machine' if device.type == 'cpu' else device} has {present / 1e9:,.1f} GB",
+            hint="lower one of these sizes; `discern pretrain --dry-run` shows what a configuration needs",
+        )

@@ -15,24 +15,6 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import (
-    CHECKPOINTS,
-    CONFIG_FILE,
-    COUNTS_FILE,
-    RECORD_FILE,
-    TOKENIZER_FILE,
-    arithmetic,
-    build_objective,
-    check_parameters,
-    check_words,
-    counts_text,
-    is_run,
-    make_record,
-    read_record,
-    vocabulary_of,
-)
 from discern.config.problems import InvalidConfigError, Problem
 from discern.config.resolve import Resolved
 from discern.config.schema import flatten, to_toml
@@ -53,13 +35,30 @@ from discern.diagnosis.health import (
     warning_of,
 )
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.models.unpadding import attention_path
+from discern.model_files.folder import ModelFolder, open_model
+from discern.model_files.run import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    COUNTS_FILE,
+    RECORD_FILE,
+    TOKENIZER_FILE,
+    arithmetic,
+    build_objective,
+    check_words,
+    counts_text,
+    is_run,
+    make_record,
+    read_record,
+    vocabulary_of,
+)
+from discern.models.unpadding import span_obstacle
 from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.resume import (
     NEW_RUN,
     RECORD_KEY,
     DecayStart,
     Resume,
+    check_parameters,
     decay_settings,
     had_results,
     has_progress,
@@ -544,8 +543,13 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
         notes.append(f"starting from {plan.start.description}{fresh}{added}")
 
     # How it is computed: a run is reproduced bit for bit only if it is computed in the same way throughout
-    if (path := attention_path(run.objective, ranks.device, run.precision.name)) is not None:
-        notes.append(path.note)
+    if ranks.device.type == "cuda":
+        reason = span_obstacle(run.objective, ranks.device, run.precision.name)
+        notes.append(
+            f"attention runs in padded rows (torch's scaled_dot_product_attention), because {reason}"
+            if reason
+            else "attention runs among the real tokens alone, without a mask (torch's varlen_attn)"
+        )
     if train.compile:
         notes.append(run.compilation.note)
     changed = [f"{key} {before[key]} -> {value}" for key, value in computed.items() if before.get(key, value) != value]

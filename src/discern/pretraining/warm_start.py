@@ -19,9 +19,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from discern.artifacts.model_folder import ModelFolder
-from discern.artifacts.opening import open_model
-from discern.artifacts.run import build_objective
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
 from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
@@ -38,12 +35,10 @@ from discern.data.sources.problems import ProblemLog
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of_added, word_form, word_forms
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.interop.names import named_parameters
-from discern.models.base import Network
+from discern.model_files.folder import ModelFolder, open_model
+from discern.model_files.run import build_objective
+from discern.models.base import Network, load_networks, named_parameters
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Disentangled, DisentangledEmbeddings
-from discern.models.heads import LanguageHead, MaskedLMHead
-from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Objective, Vocabulary
 from discern.progress import Progress
 from discern.storage.checksums import read_object, write_recorded
@@ -132,33 +127,28 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
                 parameter.copy_(whole[name])
             return WarmStartResult((), len(pieces))
 
-    # Fill network by network; those that read the embeddings of another come last
+    # Fill network by network
     networks = objective.networks()
     sources = _sources(networks, start)
     fresh: list[str] = []
     copied: dict[str, dict[str, Tensor]] = {}
-    for name in sorted(networks, key=lambda name: isinstance(networks[name].encoder.embeddings, Disentangled)):
-        source, network = sources[name], networks[name]
+    for name, network in networks.items():
+        source = sources[name]
         if source is None:
             fresh.append(f"the {name}")
             continue
         copied[name] = values = _values(name, network, source, start, pieces)
-        _copy(network, values, with_shared=sources.get(GENERATOR) is None)
         if not any(key.startswith("head.") for key in values):
             fresh.append(f"the head of the {name}")
         elif network.bilinear is not None and source.bilinear is None:
             fresh.append(f"the bilinear term of the {name}")
-
-    # Weights that two networks share must not have been overwritten
-    for name, values in copied.items():
-        weights = named_parameters(networks[name])
-        for key, value in values.items():
-            if not torch.allclose(weights[key], value, rtol=1e-5, atol=1e-6):
-                raise ConfigError(
-                    f"the networks of {start.folder} each have '{key.partition('.')[2]}' of their own, and with the "
-                    f"configured objective.tying they would share it: the {name} would lose its own",
-                    hint="set objective.tying=none, as in those networks",
-                )
+    overwritten = load_networks(networks, copied, with_shared=sources.get(GENERATOR) is None)
+    if overwritten is not None:
+        raise ConfigError(
+            f"the networks of {start.folder} each have '{overwritten[1].partition('.')[2]}' of their own, and with the "
+            f"configured objective.tying they would share it: the {overwritten[0]} would lose its own",
+            hint="set objective.tying=none, as in those networks",
+        )
     return WarmStartResult(tuple(fresh), len(pieces))
 
 
@@ -169,7 +159,7 @@ def _sources(networks: Mapping[str, Network], start: ModelFolder) -> dict[str, N
     """
     main, sources = main_network(start), dict[str, Network | None]()
     for number, (name, network) in enumerate(networks.items()):
-        generates = name == GENERATOR and isinstance(main.head, MaskedLMHead) and isinstance(network.head, MaskedLMHead)
+        generates = name == GENERATOR and main.predicts == network.predicts == "words"
         fallback = main if number == 0 or (generates and _sizes(main) == _sizes(network)) else None
         source = start.networks_to_train.get(name, fallback)
         sources[name] = source if source is not None and type(source.encoder) is type(network.encoder) else None
@@ -240,27 +230,6 @@ def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[in
     return torch.cat([rows, *(rows[list(ids)].mean(0, keepdim=True) for ids in pieces)])
 
 
-def _copy(network: Network, values: Mapping[str, Tensor], *, with_shared: bool) -> None:
-    """Set the parameters of a network, by the names of `named_parameters`.
-
-    Args:
-        with_shared: also set embeddings that it reads from a generator, which has no weights of its own.
-    """
-    embeddings, prefix = network.encoder.embeddings, "encoder.embeddings."
-    if isinstance(embeddings, Disentangled):
-        if with_shared:
-            for key, parameter in embeddings.shared.named_parameters():
-                parameter.copy_(values[prefix + key])
-        embeddings.difference.weight.copy_(values[f"{prefix}word.weight"] - embeddings.shared.word.weight)
-        if isinstance(embeddings, DisentangledEmbeddings):
-            embeddings.norm.weight.copy_(values[f"{prefix}norm.weight"])
-            embeddings.norm.bias.copy_(values[f"{prefix}norm.bias"])
-        values = {key: value for key, value in values.items() if not key.startswith(prefix)}
-    parameters = named_parameters(network)
-    for key, value in values.items():
-        parameters[key].copy_(value)
-
-
 @torch.no_grad()
 def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
     """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
@@ -280,7 +249,7 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
         raise another_tokenizer("the data set", tokenizer_fingerprint, model)
     networks = model.networks()
     candidates = [networks[name] for name in sorted(networks, key=lambda name: name != GENERATOR)]
-    source = next((network for network in candidates if isinstance(network.head, LanguageHead)), None)
+    source = next((network for network in candidates if network.predicts == "words"), None)
     if source is None:
         raise ConfigError(
             f"{folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
@@ -498,11 +467,10 @@ def _recipe(start: ModelFolder) -> dict[str, Any]:
     model = main_network(start).encoder.config
     values = {f"model.{name}": value for name, value in flatten(model).items()}
     values["optimizer.learning_rate"] = LEARNING_RATE
-    if isinstance(main_network(start).encoder, XLNetEncoder):
-        # Without a memory, as no folder records its length.
-        return values | {"objective.name": "permutation-lm", "data.packing": "two-part"}
-    if isinstance(main_network(start).head, MaskedLMHead):
-        return values | {"objective.name": "mlm"}
+    encoder = main_network(start).encoder
+    if encoder.has_query_stream or main_network(start).predicts == "words":
+        # If an objective has a memory, without it, as no folder records its length.
+        return {**values, **encoder.architecture.objective}
     values["objective.name"] = "rtd"
     if main_network(start).bilinear is not None:
         values["objective.discriminator_head"] = "bilinear"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import BLIMP_FILE
+from discern.model_files.run import BLIMP_FILE
 from discern.report.charts import Chart, Line, reliability_chart
 from discern.report.page import Table
 from discern.storage.checksums import read_object

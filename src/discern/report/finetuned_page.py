@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
 from discern.errors import DataError
+from discern.model_files.finetuned import CONFIG_FILE, RESULTS_FILE, read_results, seed_folder
 from discern.parsing import is_number
 from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
 from discern.report.predictions import confusion, read_judged, reliability

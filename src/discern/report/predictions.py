@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.finetuned import predictions_file
+from discern.model_files.finetuned import predictions_file
 from discern.report.charts import Chart, Line, reliability_chart
 from discern.storage.checksums import parse_json, read_lines, understood
 

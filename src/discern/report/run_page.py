@@ -10,16 +10,6 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from discern.artifacts.run import (
-    BLIMP_FILE,
-    CONFIG_FILE,
-    EVALUATION_FILE,
-    TOKENIZER_FILE,
-    build_objective,
-    read_counts,
-    special_in,
-)
-from discern.artifacts.run import read_record as read_run_record
 from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
 from discern.diagnosis.health import (
@@ -34,7 +24,18 @@ from discern.diagnosis.health import (
     unusual_findings,
 )
 from discern.errors import DataError, DiscernError
+from discern.model_files.run import (
+    BLIMP_FILE,
+    CONFIG_FILE,
+    EVALUATION_FILE,
+    TOKENIZER_FILE,
+    build_objective,
+    read_counts,
+    special_in,
+)
+from discern.model_files.run import read_record as read_run_record
 from discern.models.config import ModelConfig
+from discern.objectives import TITLES
 from discern.objectives.base import Objective, Vocabulary
 from discern.parsing import is_number
 from discern.report.curves import last_held_out, run_charts
@@ -60,12 +61,6 @@ if TYPE_CHECKING:
 REPORT_FILE = "report.html"
 _MEASURE = "remove it to leave it out of the page; `discern evaluate RUN` writes it again"
 
-_OBJECTIVES = {
-    "rtd": "replaced token detection (ELECTRA)",
-    "mlm": "masked language modeling (BERT)",
-    "permutation-lm": "permutation language modeling (XLNet)",
-    "electric": "noise-contrastive energies (Electric)",
-}
 _WAITING = {"data_share": "data", "host_share": "the host"}
 _UNKNOWN = "not recorded"
 # By the AUC; 0.5 is guessing.
@@ -151,7 +146,7 @@ def _trained(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[st
     name, network = next(iter(objective.networks().items()))
     size = network.encoder.config
     layers = counted(size.num_layers, "layer")
-    kind = _OBJECTIVES.get(config.objective.name, config.objective.name)
+    kind = TITLES.get(config.objective.name, config.objective.name)
     read = f" on {_number(last['tokens'])} tokens in {_number(last['step'])} steps" if "tokens" in last else ""
     article = "An" if name.startswith("e") else "A"
     return (
@@ -293,7 +288,7 @@ def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str,
     steps = steps_of_run(train, last)
     ended = ", when its time was used" if steps < train.max_steps else f" of {_number(steps)}"
     return [
-        ("Objective", _OBJECTIVES.get(name, name)),
+        ("Objective", TITLES.get(name, name)),
         *((network.capitalize(), _size(size)) for network, size in sizes.items()),
         ("Parameters (shared ones counted once)", _number(sum(parameter.numel() for parameter in objective.parameters()))),
         ("Vocabulary", f"{_number(record['vocab_size'])} tokens"),

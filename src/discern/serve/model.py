@@ -10,21 +10,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
 
-from discern.artifacts.opening import open_model
-from discern.artifacts.task_model import TaskModel
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, MissingHeadError, did_you_mean
-from discern.inference.calibration import ChosenThreshold, chosen_threshold
-from discern.inference.detect import detection_values
-from discern.inference.detection import Detector, detect_replaced, load_detector
-from discern.inference.fill import MASK, FilledToken, Filler, filled, load_filler
+from discern.inference.detection import (
+    ChosenThreshold,
+    Detector,
+    chosen_threshold,
+    detect_replaced,
+    detection_values,
+    load_detector,
+)
+from discern.inference.fill import MASK, FilledToken, Filler, fill_masks, load_filler
 from discern.inference.model import Model, model_of
 from discern.inference.predict import examples_of, predictions_of
-from discern.inference.scoring import UNIT, CorpusScore, Score, TextScorer, load_scorer
-from discern.interop.hub import local_model
+from discern.inference.scoring import CorpusScore, Score, TextScorer, load_scorer, token_values
+from discern.model_files.folder import TaskModel, open_model
 from discern.progress import Silent
 from discern.serve.requests import Pooling
+from discern.storage.hub import local_model
 from discern.training.distributed import choose_device
 
 Verb = Literal["detect", "fill", "score", "embed", "predict"]
@@ -82,7 +86,7 @@ class ServedModel:
             ConfigError: a text has no mask.
         """
         filler = self._has("fill", self.filler)
-        return [{"text": text, "predictions": _predictions(filled(filler, text, top, _ignore))} for text in texts]
+        return [{"text": text, "predictions": _predictions(fill_masks(filler, text, top, _ignore))} for text in texts]
 
     def alternatives(self, places: Sequence[tuple[str, int, int]], top: int) -> list[dict[str, Any]]:
         """The tokens that the generator predicts in place of a word, from the rest of the text.
@@ -99,7 +103,7 @@ class ServedModel:
     def _alternatives(self, filler: Filler, text: str, start: int, end: int, top: int) -> dict[str, Any]:
         masked = f"{text[:start]}{MASK}{text[end:]}"
         # Some of the likeliest tokens continue a word, and are left out.
-        found = filled(filler, masked, 2 * top + 10, _ignore)[filler.masks_in(text[:start])]
+        found = fill_masks(filler, masked, 2 * top + 10, _ignore)[filler.masks_in(text[:start])]
         begins = filler.begins_words(text[:start])
         kept: dict[str, float] = {}
         for each in found:
@@ -126,22 +130,14 @@ class ServedModel:
             raise ConfigError(f"text {empty + 1} has nothing to score", hint="give a text with at least one token")
         together = CorpusScore()
         together.add(found)
-        name = scorer.method.perplexity_name
-        perplexity = together.perplexity if math.isfinite(together.perplexity) else None
-        of_tokens = [{"tokens": each.tokens, "offsets": each.offsets, "token_scores": each.token_scores} for each in found]
+        # JSON has no infinity.
+        means = {name: None if value == math.inf else value for name, value in together.values(scorer).items()}
         return {
-            "scorer": scorer.name,
-            "quantity": scorer.method.quantity,
-            "unit": UNIT,
+            **means,
             "scores": [each.total for each in found],
             "scores_per_token": [each.per_token for each in found],
             "scores_per_character": [each.per_character for each in found],
-            "num_tokens": together.tokens,
-            "num_characters": together.characters,
-            "score_per_token": together.per_token,
-            "score_per_character": together.per_character,
-            **({} if name is None else {name: perplexity}),
-            **({"tokens": of_tokens} if tokens else {}),
+            **({"tokens": [token_values(each) for each in found]} if tokens else {}),
         }
 
     def embed(self, texts: Sequence[str], pooling: Pooling) -> list[list[float]]:

@@ -12,11 +12,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from discern.artifacts.run import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
-from discern.artifacts.run import read_record as read_run_record
 from discern.data.tokenizer import TokenTexts, load_tokenizer
 from discern.diagnosis.health import Expectations, steps_of_run
 from discern.errors import DataError, DiscernError
+from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE
+from discern.model_files.run import read_record as read_run_record
 from discern.parsing import is_number
 from discern.report.curves import last_held_out
 from discern.report.run_page import run_expectations, run_findings

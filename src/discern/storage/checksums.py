@@ -185,6 +185,18 @@ def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
             write_bytes(folder / name, content)
 
 
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file, whole or not at all, and record its checksum."""
+    text = json.dumps(value, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    write_recorded(path.parent, {path.name: text})
+
+
+def write_lines(path: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write a file of JSON lines, whole or not at all, and record its checksum."""
+    text = "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    write_recorded(path.parent, {path.name: text})
+
+
 def remove_recorded(paths: Sequence[Path]) -> None:
     """Delete files of one folder, and their entries in its `checksums.json`; those that do not exist are skipped.
 
@@ -447,7 +459,7 @@ def read_record(
 
 
 @contextmanager
-def understood(path: Path, *, hint: str, error: type[DiscernError] = DataError) -> Iterator[None]:
+def understood(path: Path | str, *, hint: str, error: type[DiscernError] = DataError) -> Iterator[None]:
     """Report errors in the block as damage of the file from which it builds something.
 
     Raises:
@@ -459,7 +471,7 @@ def understood(path: Path, *, hint: str, error: type[DiscernError] = DataError) 
         raise error(f"{path} is damaged: {reasons(problem)}", hint=hint) from problem
     except KeyError as problem:
         raise error(f"{path} is damaged: it has no {problem}", hint=hint) from problem
-    except (TypeError, ValueError, AttributeError, IndexError, OverflowError) as problem:
+    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as problem:
         raise error(f"{path} is damaged: {_short(problem)}", hint=hint) from problem
 
 

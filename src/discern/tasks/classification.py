@@ -45,15 +45,15 @@ class ClassificationConfig(TaskConfig):
     head: Literal["linear", "summary", "dense", "prediction"] = Field(
         "linear",
         description="'linear': one linear layer on the state of [CLS]. 'summary': preceded by a layer of the same width and a "
-        "tanh, as in XLNet and BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers. 'prediction': "
-        "with GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
+        "tanh, as in BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers. 'prediction': with GELU "
+        "and a LayerNorm, as in transformers' newer encoders, for which it is the default.",
     )
     pooling: Literal["auto", "cls", "mean", "pair"] = Field(
         "auto",
         description="State that the head reads. 'cls': the state of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
-        "included, which only ModernBERT has in Hugging Face transformers. 'pair': computed from two texts by comparing their "
-        "means and their aligned tokens, or from [CLS] and the means of a single text; transformers does not have it. 'auto': "
-        "'pair' for pairs of texts and networks smaller than ELECTRA-Small, otherwise 'cls'.",
+        "included; transformers has it only where 'prediction' is the default. 'pair': computed from two texts by comparing "
+        "their means and their aligned tokens, or from [CLS] and the means of a single text; transformers does not have it. "
+        "'auto': 'pair' for pairs of texts and networks smaller than ELECTRA-Small, otherwise 'cls'.",
     )
     compare_words: bool = Field(
         True,

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from discern.errors import ConfigError
 from discern.models.base import Encoder
-from discern.models.embeddings import PlacedEmbeddings
+from discern.models.embeddings import Embeddings
 from discern.types import TokenBatch
 
 FrameName = Literal["cls-first", "cls-last"]
@@ -54,7 +54,7 @@ class ClsLast(Frame):
     """
 
     def check(self, encoder: Encoder) -> None:
-        if isinstance(encoder.embeddings, PlacedEmbeddings):
+        if isinstance(encoder.embeddings, Embeddings):
             raise ConfigError(
                 f"finetune.frame 'cls-last' has segments and padding for which encoder '{encoder.config.encoder}' has no tables",
                 hint="set finetune.frame=cls-first",

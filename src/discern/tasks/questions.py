@@ -54,8 +54,9 @@ class QuestionConfig(TaskConfig):
     head: Literal["joint", "span", "prediction"] = Field(
         "span",
         description="'span': one linear layer as in BERT, which Hugging Face can load. 'prediction': preceded by a layer of "
-        "the same width, GELU and a LayerNorm, as in ModernBERT, for which it is the default. 'joint': as in ELECTRA, used by "
-        "--recipe paper and google; the end depends on the start, and separate layers predict whether there is an answer.",
+        "the same width, GELU and a LayerNorm, as in transformers' newer encoders, for which it is the default. 'joint': as in "
+        "ELECTRA, used by --recipe paper and google; the end depends on the start, and separate layers predict whether there is "
+        "an answer.",
     )
     max_query_length: int = Field(64, ge=1, description="Maximum number of tokens in a question, at most a third of the row.")
     doc_stride: int = Field(

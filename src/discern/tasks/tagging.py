@@ -39,7 +39,7 @@ class TaggingConfig(TaskConfig):
     head: Literal["linear", "prediction"] = Field(
         "linear",
         description="'linear': one linear layer on the state of every token. 'prediction': preceded by a layer of the same "
-        "width, GELU and a LayerNorm, as in ModernBERT, for which it is the default.",
+        "width, GELU and a LayerNorm, as in transformers' newer encoders, for which it is the default.",
     )
     overlap: int = Field(
         64, ge=0, description="Overlap, in tokens, between the windows of a long sentence; at most half a window."
@@ -47,7 +47,7 @@ class TaggingConfig(TaskConfig):
     spaced_words: bool = Field(
         True,
         description="Read every word but the first with a space before it, as in running text. This concerns tokenizers that "
-        "keep the space with the word, such as ModernBERT's. Words of scripts without spaces are read without.",
+        "keep the space with the word (byte-level BPE). Words of scripts without spaces are read without.",
     )
 
 

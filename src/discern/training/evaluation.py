@@ -10,12 +10,12 @@ import torch
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.batching.stream import Integers
-from discern.models.unpadding import attends_to_spans, with_spans
+from discern.models.unpadding import span_obstacle
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.distributed import Ranks
 from discern.training.precision import autocast
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, StepOutput, TokenBatch, with_spans
 
 # The same corruption for every run and every step, so that metrics differ only because the networks do.
 EVALUATION_SEED = key_of("evaluation")
@@ -59,7 +59,7 @@ def evaluate(
     evaluator = objective.evaluator()
     was_training = objective.training
     objective.eval()
-    spans = attends_to_spans(objective, ranks.device, precision)
+    spans = span_obstacle(objective, ranks.device, precision) is None
     for start in range(0, len(chosen), batch_size):
         rows = chosen[start : start + batch_size]
         batch = stream.batch(rows, rows)

@@ -24,9 +24,8 @@ from torch.utils.benchmark import Timer
 from discern.models.attention import SelfAttention
 from discern.models.base import Encoder
 from discern.models.flops import module_flops
-from discern.models.heads import LanguageHead, TiedLMHead
 from discern.models.unpadding import Unpadding
-from discern.objectives.base import ForwardPass, Objective, Phase, predicts_words
+from discern.objectives.base import ForwardPass, Objective, Phase
 from discern.training.schedule import StepSizes
 
 # Operations per element.
@@ -117,7 +116,7 @@ def step_flops(objective: Objective, phase: Phase, sequence_length: int, sequenc
 def executed_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: int, *, recomputed: bool = True) -> float:
     """FLOPs of the matrix products of a step (linear layers, attention and output layers), computed from their shapes.
 
-    The keys for the distances of an XLNet, which all rows of a batch share, are not counted.
+    The keys for relative distances, which all rows of a batch share, are not counted.
 
     Args:
         recomputed: whether the recomputation of gradient checkpointing counts.
@@ -137,7 +136,7 @@ def executed_flops(passes: Iterable[ForwardPass], sequence_length: int, sequence
 def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: int) -> float:
     """FLOPs of a step by the paper's convention. Of a frozen network, only the forward pass counts.
 
-    The released script supports only BERT's layers: distances, memory and query stream of an XLNet are not counted.
+    The released script supports only BERT's layers: relative distances, memory and a query stream are not counted.
     """
     total = 0.0
     for part in passes:
@@ -154,12 +153,12 @@ def paper_flops(passes: Iterable[ForwardPass], sequence_length: int, sequences: 
             for tower in _towers(part.network.encoder)
         ]
         head = towers[0].binary_head
-        if predicts_words(part.network):
-            words = next(module for module in part.network.head.modules() if isinstance(module, LanguageHead))
-            if isinstance(words, TiedLMHead):
+        if part.network.predicts_words:
+            words: Any = getattr(part.network.head, "words", part.network.head)
+            if hasattr(words, "dense"):  # its input may be the states of several towers
+                head = replace(towers[0], hidden_size=words.input_size).vocabulary_head
+            else:
                 head = towers[0].vocabulary_softmax
-            else:  # its input may be the states of several towers
-                head = replace(towers[0], hidden_size=words.dense.in_features).vocabulary_head
             # The script uses this fraction for any number of masked positions.
             head *= MASKED_SHARE if part.head_share < 1 else 1.0
         forward = sum(tower.body for tower in towers) + head

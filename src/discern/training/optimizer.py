@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from discern import kernels
 from discern.errors import ConfigError
 from discern.models.base import Encoder
-from discern.models.heads import MaskedLMHead
 from discern.training.config import OptimizerConfig
 from discern.training.update_rules import Muon, Update, UpdateRule, adam_rule, full_norms, full_tensor, local, local_part
 
@@ -143,7 +142,7 @@ def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     """The trainable weights that Muon may update, with the number of matrices that each of them holds.
 
     They are the weights of linear layers between hidden states. Embeddings, also as the output matrix of a head, the last layers
-    of heads (a vector, or an `output` with one row per class), biases, norms and the vectors of an XLNet's attention are not.
+    of heads (a vector, or an `output` with one row per class), biases, norms and other vectors are not.
 
     Reference: Jordan et al. 2024: Muon is for the hidden layers; the first and the last are better updated by AdamW.
     """
@@ -152,7 +151,7 @@ def hidden_matrices(model: nn.Module) -> dict[nn.Parameter, int]:
     stacked = {id(layer.weight): parts for encoder in encoders for layer, parts in encoder.stacked_layers().items()}
     tables = {id(part.weight) for part in model.modules() if isinstance(part, nn.Embedding)}
     # A projection of the word table that a head's output matrix is tied to as well.
-    tied = (part.projection for part in model.modules() if isinstance(part, MaskedLMHead))
+    tied = (getattr(part, "projection", None) for part in model.modules() if hasattr(part, "word_embeddings"))
     tables |= {id(projection.weight) for projection in tied if projection is not None}
     found: dict[nn.Parameter, int] = {}
     for name, part in model.named_modules():

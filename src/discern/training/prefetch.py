@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.models.unpadding import attends_to_spans, with_spans
+from discern.models.unpadding import span_obstacle
 from discern.training.state import TrainContext
-from discern.types import CorruptedBatch, TokenBatch, map_tensors
+from discern.types import CorruptedBatch, TokenBatch, map_tensors, with_spans
 
 BatchT = TypeVar("BatchT", TokenBatch, CorruptedBatch)
 MicroBatches = list[tuple[CorruptedBatch, Randomness]]
@@ -102,7 +102,7 @@ class Feed:
         device = context.ranks.device
         if device.type == "cuda":
             self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-            self._spans = attends_to_spans(context.objective, device, context.precision)
+            self._spans = span_obstacle(context.objective, device, context.precision) is None
         self._upcoming = self._read(step)
 
     def take(self, step: int) -> LocalBatch:

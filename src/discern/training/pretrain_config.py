@@ -17,7 +17,7 @@ from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.config import ModelConfig, build_config, config_class
-from discern.models.embeddings import PlacedEmbeddings
+from discern.models.embeddings import Embeddings
 from discern.objectives import objectives
 from discern.objectives.config import ObjectiveConfig
 from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
@@ -62,7 +62,7 @@ class PretrainConfig(Section):
                 f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' does "
                 "not support; set data.reversed_rows=false"
             )
-        has_table, types = issubclass(encoder.embeddings_class, PlacedEmbeddings), self.model.num_token_types
+        has_table, types = issubclass(encoder.embeddings_class, Embeddings), self.model.num_token_types
         if data.packing == "two-part" and has_table and types < _SEGMENTS_OF_TWO_PARTS:
             raise ValueError(
                 f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is {types}; "

@@ -8,7 +8,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from discern.data.tokenizer import bert_wordpiece, fingerprint, load_tokenizer, prepared, vocab_size
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of, pieces_of_added, word_form, word_forms
 from discern.errors import ConfigError
-from tests.interop.small_tokenizers import HARD, KINDS, small_tokenizer
+from tests.small.tokenizers import HARD, KINDS, small_tokenizer
 
 WORDS = ["elephants", "purples", "meals", "guestsx", "fibrillation"]
 KNOWN = ["hello world, double  spaces", "the chef cooked", "don't stop me now!", "中文字符"]

@@ -12,7 +12,7 @@ from discern.data.tokenizer import load_tokenizer, naming_panics
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.errors import DataError
 from tests.cli.test_console import leave
-from tests.interop.small_tokenizers import small_tokenizer
+from tests.small.tokenizers import small_tokenizer
 
 
 def with_part(tmp_path: Path, **parts: object) -> Path:

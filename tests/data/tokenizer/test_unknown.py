@@ -7,7 +7,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, special_ids
 from discern.data.tokenizer.unknown import MORE_TOKENS, UnknownTokens, causes_of_unknown, percent, report_unknown, unknown_warning
-from tests.interop.small_tokenizers import small_tokenizer
+from tests.small.tokenizers import small_tokenizer
 
 
 def _told(counter: UnknownTokens, of: str = "") -> tuple[list[str], list[str]]:

@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
+from discern.data.tokenizer.sentencepiece import from_sentencepiece
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
 from discern.storage.checksums import read_object, verify
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 SPECIAL_TOKENS = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]", "mask": "[MASK]"}
-_XLNET_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
+_ANGLE_NAMES = {role: token.lower().replace("[", "<").replace("]", ">") for role, token in SPECIAL_TOKENS.items()}
 _STATED_IN = ("tokenizer_config.json", "special_tokens_map.json")
 TRAIN_HINT = "or train one on your text: --train-tokenizer wordpiece --vocab-size 8000"
 _INSTEAD = {"cls": "bos", "sep": "eos"}
@@ -38,8 +40,8 @@ def special_names(tokenizer: Tokenizer) -> Mapping[str, str]:
     """The special tokens by role: in BERT's spelling, in XLNet's if the vocabulary has only those, or as recorded."""
     if _has(tokenizer, SPECIAL_TOKENS):
         return SPECIAL_TOKENS
-    if tokenizer.token_to_id(SPECIAL_TOKENS["cls"]) is None and _has(tokenizer, _XLNET_NAMES):
-        return _XLNET_NAMES
+    if tokenizer.token_to_id(SPECIAL_TOKENS["cls"]) is None and _has(tokenizer, _ANGLE_NAMES):
+        return _ANGLE_NAMES
     return SPECIAL_TOKENS | _recorded(tokenizer)
 
 
@@ -53,16 +55,17 @@ def framing(tokenizer: Tokenizer, single: str, pair: str) -> processors.Template
     return _framing(tokenizer, special_names(tokenizer), single, pair)
 
 
-def record_names(tokenizer: Tokenizer, file: Path, single: str, pair: str) -> None:
+def record_names(tokenizer: Tokenizer, file: Path, single: str, pair: str, *, extend: bool = False) -> None:
     """Find the special tokens if their names are neither BERT's nor XLNet's, and record them in the post-processor, in place.
 
-    Roles are taken from tokenizer_config.json and special_tokens_map.json, otherwise from the present post-processor and the
-    model. The tokens that begin and end a text stand in for cls and sep.
+    Roles are taken from tokenizer_config.json and special_tokens_map.json, otherwise from the present post-processor, the model
+    and the usual names. The tokens that begin and end a text stand in for cls and sep.
 
     Args:
         file: the tokenizer.json, in whose folder the other files are.
         single: how a text is framed, see `framing`.
         pair: how two texts are framed.
+        extend: add a token for a role that has none, after all others.
 
     Raises:
         DataError: a file is damaged, a role has no token, or one token has two roles.
@@ -70,18 +73,23 @@ def record_names(tokenizer: Tokenizer, file: Path, single: str, pair: str) -> No
     if _has(tokenizer, special_names(tokenizer)):
         return
     names: dict[str, str] = {}
-    for stated in (*(_stated(file.parent / name) for name in _STATED_IN), _implied(tokenizer), SPECIAL_TOKENS):
+    usual = SPECIAL_TOKENS, _ANGLE_NAMES, {"bos": "<s>", "eos": "</s>"}
+    for stated in (*(_stated(file.parent / name) for name in _STATED_IN), _implied(tokenizer), *usual):
         known = {role: token for role, token in stated.items() if tokenizer.token_to_id(token) is not None}
         found = {role: known.get(role, known.get(_INSTEAD.get(role, role))) for role in SPECIAL_TOKENS}
         names = {role: token for role, token in found.items() if token is not None} | names
-    if missing := [token for role, token in SPECIAL_TOKENS.items() if role not in names]:
+    missing = [token for role, token in SPECIAL_TOKENS.items() if role not in names]
+    if extend:
+        tokenizer.add_special_tokens(missing)
+        names = SPECIAL_TOKENS | names
+    elif missing:
         raise lacking(missing, str(file), f'name {_them(missing)} in {_STATED_IN[0]}, as in "mask_token": "<mask>"')
     for role, other in combinations(names, 2):
         if names[role] == names[other]:
             raise DataError(
                 f"{file}: {names[role]} is both the {role} and the {other} token, as in language models; discern needs another "
                 "token for each role",
-                hint="use the tokenizer of a BERT, an ELECTRA, a ModernBERT or an XLNet",
+                hint="use the tokenizer of a model that fills in masked words, such as BERT or ELECTRA",
             )
     tokenizer.post_processor = _framing(tokenizer, names, single, pair)
 
@@ -106,7 +114,7 @@ def _them(tokens: Sequence[str]) -> str:
 
 
 def _framing(tokenizer: Tokenizer, names: Mapping[str, str], single: str, pair: str) -> processors.TemplateProcessing:
-    known = names in (SPECIAL_TOKENS, _XLNET_NAMES)
+    known = names in (SPECIAL_TOKENS, _ANGLE_NAMES)
     # The library keeps tokens that the templates do not use. Their ids in the templates are then the roles, in BERT's spelling.
     written = names if known else SPECIAL_TOKENS
     roles = ("cls", "sep") if known else tuple(SPECIAL_TOKENS)
@@ -177,14 +185,16 @@ _CONVERT = (
 _OTHER_FILES = {
     rb"\s*\Z": ("empty", "copy it again from where the model came from"),
     rb"[^\t\n]+\t-?\d": ("a SentencePiece vocabulary (word, tab, score)", _CONVERT),
-    rb"\n.{1,2}\n.[<\[]": ("a SentencePiece model", _CONVERT),
     rb"#version|\S+ \S+\r?\n\S+ \S+\r?\n": ("pairs of words, such as the merges.txt that is a part of a BPE", _CONVERT),
     rb'\s*\{(?!.*"model"\s*:\s*\{)': ("JSON without a model, such as vocab.json or tokenizer_config.json", _CONVERT),
 }
 
+_SENTENCEPIECE = rb"\n.{1,2}\n.[^\n\x15]+\x15"  # the first piece, and the mark of its score
+_NAMES = "tokenizer.json", "vocab.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
+
 
 def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
-    """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, or a model folder that holds either.
+    """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, a model of SentencePiece, or a folder that holds one.
 
     The tokenizer is set up for use: no truncation, no padding, no dropout, and input framed as `[CLS] A [SEP] B [SEP]`, or
     with the special tokens that the files beside it name, such as `<s>` and `</s>`. A "[MASK]" written in the text is ordinary
@@ -196,18 +206,18 @@ def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
 
     Raises:
         DataError: the path does not exist, is not a tokenizer, or lacks one of the special tokens.
-        ConfigError: `lowercase` contradicts a tokenizer.json.
+        ConfigError: `lowercase` contradicts a tokenizer.json or a model of SentencePiece.
     """
     file = _tokenizer_file(path)
     content = _read(file)
-    if file.suffix == ".json" or content.lstrip().startswith("{"):
-        tokenizer = _from_json(content, file)
-        record_names(tokenizer, file, *_FRAME)
+    if isinstance(content, bytes) or file.suffix == ".json" or content.lstrip().startswith("{"):
+        tokenizer = _parsed(content, file)
+        record_names(tokenizer, file, *_FRAME, extend=isinstance(content, bytes))
         if lowercase is not None and lowercases(tokenizer) != lowercase:
             found, asked = ("lower-cases", "--cased") if not lowercase else ("keeps case", "--lowercase")
             raise ConfigError(
                 f"{file} {found}, which contradicts {asked}",
-                hint=f"leave out {asked}; a tokenizer.json fixes its own normalization",
+                hint=f"leave out {asked}; only a vocab.txt leaves the normalization open",
             )
     else:
         tokenizer = _from_vocabulary(content, file, lowercase)
@@ -331,23 +341,26 @@ def _tokenizer_file(path: Path) -> Path:
         )
     if not path.is_dir():
         return path
-    for name in ("tokenizer.json", "vocab.txt"):
+    for name in _NAMES:
         if (path / name).is_file():
             return path / name
-    others = sorted(file.name for file in path.iterdir() if file.suffix == ".model" or file.name in ("merges.txt", "vocab.json"))
+    others = sorted(file.name for file in path.iterdir() if file.name in ("merges.txt", "vocab.json"))
     raise DataError(
-        f"tokenizer folder {path} has neither tokenizer.json nor vocab.txt{f', but {others[0]}' if others else ''}",
+        f"tokenizer folder {path} has neither {' nor '.join(_NAMES)}{f', but {others[0]}' if others else ''}",
         hint=_CONVERT if others else f"give the path of the tokenizer file, {TRAIN_HINT}",
     )
 
 
-def _read(file: Path) -> str:
+def _read(file: Path) -> str | bytes:
+    """The text of a file, or the bytes of a model of SentencePiece."""
     try:
         content = file.read_bytes()
     except OSError as problem:
         reason = problem.strerror or problem
         raise DataError(f"tokenizer {file} cannot be read: {reason}", hint="check its permissions") from problem
     verify(file, content)
+    if re.match(_SENTENCEPIECE, content, re.DOTALL):
+        return content
     for beginning, (kind, hint) in _OTHER_FILES.items():
         if re.match(beginning, content, re.DOTALL):
             raise DataError(f"{file} is not a tokenizer.json or a vocab.txt, but {kind}", hint=hint)
@@ -390,15 +403,17 @@ def _without_stderr() -> Iterator[None]:
         os.close(before)
 
 
-def _from_json(content: str, file: Path) -> Tokenizer:
+def _parsed(content: str | bytes, file: Path) -> Tokenizer:
+    """The tokenizer in a tokenizer.json or, if it is bytes, in a model of SentencePiece."""
     try:
         with naming_panics(str(file)), _without_stderr():
-            return Tokenizer.from_str(content)
+            return Tokenizer.from_str(content) if isinstance(content, str) else from_sentencepiece(content)
     except DataError:
         raise
     except Exception as problem:  # the library raises bare Exception
+        kind = "tokenizer.json" if isinstance(content, str) else "sound model of SentencePiece"
         raise DataError(
-            f"{file} is not a tokenizer.json: {problem}", hint=f"copy it again from where the model came from, or {_CONVERT}"
+            f"{file} is not a {kind}: {problem}", hint=f"copy it again from where the model came from, or {_CONVERT}"
         ) from problem
 
 
@@ -417,9 +432,10 @@ def _from_vocabulary(content: str, file: Path, lowercase: bool | None) -> Tokeni
     if lowercase is None:
         # Special tokens ([CLS], <S>, [unused1]) are upper-case in every vocabulary.
         lowercase = not any(entry != entry.lower() for entry in entries if entry[:1] not in ("[", "<"))
-    return bert_wordpiece(
-        vocabulary, lowercase, settings.get("strip_accents"), chinese=settings.get("tokenize_chinese_chars") is not False
-    )
+    strips, stated = settings.get("strip_accents"), settings.get("do_lower_case") is not None
+    if strips is None and lowercase and not stated and any(normalize("NFD", entry) != entry for entry in entries):
+        strips = False  # a tokenizer that strips accents never produces such entries
+    return bert_wordpiece(vocabulary, lowercase, strips, chinese=settings.get("tokenize_chinese_chars") is not False)
 
 
 def _settings(path: Path) -> dict[str, Any]:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import abc
+import math
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
-from discern.models.attention import SelfAttention
-from discern.models.base import Encoder
+from discern.models.attention import SelfAttention, neighbor_of
+from discern.models.base import StackedEncoder
 from discern.models.electra.config import ElectraConfig
-from discern.models.electra.initialization import start_locally
-from discern.models.embeddings import TokenEmbeddings
-from discern.models.flops import module_flops, parts_flops
+from discern.models.electra.huggingface import ElectraArchitecture
+from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
+from discern.models.flops import SumOfParts
 from discern.models.fused_ops import Dropout, States, as_states, linear_gelu, linear_residual_norm, normalized
-from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
-from discern.types import Spans
+from discern.models.unpadding import Unpadding
+
+# Highest and lowest frequency of the waves in radians per position; scale of the positions relative to the words; scale of
+# queries and keys; and scale of what each part adds to the residual, relative to the usual initialization.
+_FASTEST, _SLOWEST, _POSITION_STRENGTH, _ATTENTION_STRENGTH = 2.5, 0.01, 1.4, 1.3
+_BRANCH_STRENGTH = 0.3
 
 
-class Block(nn.Module, abc.ABC):
+class Block(SumOfParts, abc.ABC):
     """Attention and feed-forward, each with dropout, a residual and a LayerNorm.
 
     Reference: Vaswani et al. 2017; GELU by the error function, as BERT and ELECTRA have it.
@@ -34,10 +40,6 @@ class Block(nn.Module, abc.ABC):
         self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
         self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
         self.dropout = Dropout(config.hidden_dropout)
-
-    def forward_flops(self, length: int) -> float:
-        """FLOPs per token that attends to `length` tokens."""
-        return parts_flops(length, self.attention, self.expand, self.contract)
 
     @abc.abstractmethod
     def forward(self, states: States, unpadding: Unpadding) -> States:
@@ -72,38 +74,18 @@ class PreNormBlock(Block):
 _BLOCKS: dict[str, type[Block]] = {"post": PostNormBlock, "pre": PreNormBlock}
 
 
-class BertEncoder(Encoder):
+class BertEncoder(StackedEncoder):
     """Token ids to hidden states. There is no pooler: the state of [CLS] represents the sequence.
-
-    Args:
-        embeddings: possibly shared with another encoder.
-        config: settings; its embedding_size is not used, the embeddings have their own.
-        gradient_checkpointing: recompute each block in the backward pass.
-        direction: what a token attends to; in one direction, this is a tower of a language model.
 
     Reference: Devlin et al. 2019; factorized embeddings as in Clark et al. 2020, appendix A.
     """
 
     Config = ElectraConfig
+    architecture = ElectraArchitecture()
     config: ElectraConfig
-    one_way = True
-    takes_spans = True
 
-    def __init__(
-        self,
-        embeddings: TokenEmbeddings,
-        config: ElectraConfig,
-        *,
-        gradient_checkpointing: bool = False,
-        direction: Direction = "both",
-    ) -> None:
-        super().__init__()
-        self.config = config
-        self.direction = direction
-        self.gradient_checkpointing = gradient_checkpointing
-        self.embeddings = embeddings
-        width = embeddings.embedding_size
-        self.projection = nn.Linear(width, config.hidden_size) if width != config.hidden_size else None
+    def __init__(self, embeddings: TokenEmbeddings, config: ElectraConfig, **options: Any) -> None:
+        super().__init__(embeddings, config, **options)
         self.blocks = nn.ModuleList(_BLOCKS[config.normalization](config) for _ in range(config.num_layers))
         # Pre-norm blocks return the sum of their residuals, not normalized.
         final = config.normalization == "pre"
@@ -112,46 +94,74 @@ class BertEncoder(Encoder):
     def initialize(self, generator: torch.Generator) -> None:
         """With `initialization = "local"`, aim each attention head at a near neighbor; draws nothing."""
         if self.config.initialization == "local":
-            blocks = [block for block in self.blocks if isinstance(block, Block)]
-            attentions, contractions = [block.attention for block in blocks], [block.contract for block in blocks]
-            start_locally(self.embeddings, self.projection, attentions, contractions, self.config)
+            start_locally(self.embeddings, self.projection, self.blocks, self.config)
 
     def glorot_layers(self) -> list[nn.Linear]:
         return [] if self.projection is None else [self.projection]
 
-    def repeated_blocks(self) -> list[nn.Module]:
-        return list(self.blocks)
-
-    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
-        return projection + module_flops(self.blocks, length)
-
-    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        return module_flops(self.blocks, length) if self.gradient_checkpointing else 0.0
-
-    def forward(
+    def last_states(
         self,
         input_ids: Int[Tensor, "B L"],
-        attention_mask: Bool[Tensor, "B L"] | None = None,
-        token_type_ids: Int[Tensor, "B L"] | None = None,
-        position_ids: Int[Tensor, "B L"] | None = None,
-        document_ids: Int[Tensor, "B L"] | None = None,
-        spans: Spans | None = None,
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "#B L"] | None,
+        unpadding: Unpadding,
     ) -> Float[Tensor, "B L D"]:
-        """Hidden states of the last block; those of padding are undefined."""
-        shape = input_ids.shape
-        weights = self.embeddings.weights
-        unpadding = plan_unpadding(input_ids, attention_mask, document_ids, weights, self.direction, spans=spans)
-        if unpadding.places is not None:
-            input_ids, token_type_ids, position_ids = real_tokens(unpadding.places, input_ids, token_type_ids, position_ids)
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)
-        if self.projection is not None:
-            hidden = self.projection(hidden)
-        states = as_states(hidden)
+        states = as_states(hidden if self.projection is None else self.projection(hidden))
         for block in self.blocks:
-            if self.gradient_checkpointing and self.training:
-                states = checkpoint(block, states, unpadding, use_reentrant=False)
-            else:
-                states = block(states, unpadding)
-        hidden = states.values if self.final_norm is None else self.final_norm(states.values)
-        return hidden if unpadding.places is None else padded_rows(hidden, unpadding.places, shape)
+            states = self.run_block(block, states, unpadding)
+        return states.values if self.final_norm is None else self.final_norm(states.values)
+
+
+@torch.no_grad()
+def start_locally(
+    embeddings: TokenEmbeddings,
+    projection: nn.Linear | None,
+    blocks: Iterable[Any],
+    config: ElectraConfig,
+) -> None:
+    """Initialize attention to near neighbors: head 0 attends to the previous token, head 1 to the next, then two away, ...
+
+    Position embeddings become sine waves with geometrically spaced frequencies, about as large as the word embeddings, and the
+    projection of the embeddings becomes an identity. The queries of each head read some of the waves, and its keys the same waves
+    shifted by the offset of the head, so that their product is largest at that distance. What a block adds to the residual starts
+    small; otherwise each LayerNorm would shrink the waves, and little of them would reach the fourth block. Only values change:
+    the parameters are those of any encoder with learned absolute positions.
+
+    Reference: Trockman and Kolter 2023 (mimetic initialization), for the idea of starting where training would lead.
+    """
+    tables = embeddings.shared if isinstance(embeddings, DisentangledEmbeddings) else embeddings
+    assert isinstance(tables, Embeddings)
+    waves = torch.logspace(math.log10(_FASTEST), math.log10(_SLOWEST), tables.embedding_size // 2, dtype=torch.float64)
+    angles = torch.arange(tables.position.num_embeddings, dtype=torch.float64)[:, None] * waves
+    strength = _POSITION_STRENGTH * config.initializer_range
+    tables.position.weight.zero_()
+    tables.position.weight[:, : 2 * len(waves)] = strength * torch.stack([angles.sin(), angles.cos()], 2).flatten(1).float()
+    if projection is not None:
+        nn.init.eye_(projection.weight)
+    reach = min(tables.embedding_size, config.hidden_size) // 2
+    for block in blocks:
+        attention = block.attention
+        for last in (attention.output, block.contract):
+            last.weight.mul_(_BRANCH_STRENGTH)
+        for head in range(config.num_heads):
+            _aim(attention.query.weight, waves[:reach], config, head, offset=0)
+            _aim(attention.key.weight, waves[:reach], config, head, offset=neighbor_of(head))
+
+
+def _aim(weight: Tensor, waves: Tensor, config: ElectraConfig, head: int, offset: int) -> None:
+    """Make the rows of one head read the waves, shifted back by `offset` positions."""
+    size = config.hidden_size // config.num_heads
+    count = min(size // 2, len(waves))
+    rows = weight[head * size : head * size + 2 * count]
+    rows.zero_()
+    # The highest frequencies, because low ones tell the position in the row, but do not distinguish neighbors.
+    turn = waves[:count] * offset
+    even = place = 2 * torch.arange(count)
+    for row, column, value in (
+        (even, place, turn.cos()),
+        (even, place + 1, -turn.sin()),
+        (even + 1, place, turn.sin()),
+        (even + 1, place + 1, turn.cos()),
+    ):
+        rows[row, column] = _ATTENTION_STRENGTH * value.float()

@@ -8,23 +8,22 @@ then only the content stream runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn.parameter import Parameter
-from torch.utils.checkpoint import checkpoint
 
 from discern.errors import ConfigError
 from discern.models.base import Encoder
 from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
 from discern.models.fused_ops import Dropout, States, as_states, linear_activation, linear_residual_norm
 from discern.models.heads import TiedLMHead
+from discern.models.two_stream import Content, Factorization, Remembering, Streams, forget, see_all
 from discern.models.xlnet.config import XLNetConfig
+from discern.models.xlnet.huggingface import XLNetArchitecture
 from discern.models.xlnet.relative_attention import RelativeAttention, Sight, Surroundings, distances, look, sinusoids
-from discern.models.xlnet.two_stream import Content, Factorization, Remembering, Streams, forget, see_all
 
 
 class XLNetBlock(nn.Module):
@@ -89,17 +88,29 @@ class XLNetEncoder(Encoder):
     """
 
     Config = XLNetConfig
+    architecture = XLNetArchitecture()
     config: XLNetConfig
     embeddings_class = WordEmbeddings
     disentangled_class = None
     head_class = TiedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {"finetune.frame": "cls-last", "classification.head": "summary"}
     limits_positions = False
+    has_query_stream = True
     reads_backwards = True
 
     def __init__(self, embeddings: TokenEmbeddings, config: XLNetConfig, *, gradient_checkpointing: bool = False) -> None:
         super().__init__()
-        _check(config, embeddings)
+        if type(embeddings) is not WordEmbeddings:
+            raise ConfigError(
+                "encoder 'xlnet' reads words without positions and segments, which this objective's embeddings have",
+                hint="set model.encoder=bert, or another objective",
+            )
+        if embeddings.embedding_size != config.hidden_size:
+            raise ConfigError(
+                f"encoder 'xlnet' reads embeddings as wide as its hidden states: model.embedding_size is "
+                f"{embeddings.embedding_size}, model.hidden_size {config.hidden_size}",
+                hint=f"set model.embedding_size={config.hidden_size}",
+            )
         self.config = config
         self.gradient_checkpointing = gradient_checkpointing
         self._run_two_streams: Callable[..., Streams] = XLNetEncoder._two_streams
@@ -187,15 +198,16 @@ class XLNetEncoder(Encoder):
             is_reversed: True = the text of the row runs backwards, and its distances change sign; None: no row does.
             remembering: how much to remember; None: nothing.
         """
-        rows = _Rows.of(is_reversed, input_ids.device)
-        input_ids, visible, token_type_ids = rows.sort(input_ids), rows.sort(visible), rows.sort(token_type_ids)
-        memory, sizes = rows.sort(memory, 1), rows.sizes(input_ids)
         sight = look(input_ids, visible, token_type_ids, _length(memory))
-        states, kept = self._run(self._content(input_ids), memory, remembering, sizes, sight, None)
-        hidden = self.dropout(states.operand.view(sizes.batch, sizes.length, self.config.hidden_size))
-        return Content(rows.restore(hidden), rows.restore(kept, 1))
+        surroundings = self._surroundings(input_ids, _length(memory), is_reversed)
+        states, kept = self._run(self._content(input_ids), memory, remembering, surroundings, sight, None)
+        return Content(self.dropout(states.operand.view(*input_ids.shape, self.config.hidden_size)), kept)
 
-    def two_streams(
+    def two_streams(self, *inputs: Any, **context: Any) -> Streams:
+        """The state that predicts each chosen position, and the memory for the next row of each slot; see `_two_streams`."""
+        return self._run_two_streams(self, *inputs, **context)
+
+    def _two_streams(
         self,
         input_ids: Int[Tensor, "B L"],
         factorization: Factorization,
@@ -205,46 +217,22 @@ class XLNetEncoder(Encoder):
         is_reversed: Bool[Tensor, "B"] | None = None,
         remembering: Remembering | None = None,
     ) -> Streams:
-        """The state that predicts each chosen position, and the memory for the next row of each slot.
+        """The query stream runs only on the chosen positions. The content states of the last block are not computed.
 
-        The query stream runs only on the chosen positions. The content states of the last block are not computed. If a position
-        sees neither tokens nor memory, its state does not depend on any token.
+        If a position sees neither tokens nor memory, its state does not depend on any token.
 
         Args:
             input_ids: all tokens, including those to predict, which `factorization.visible` hides.
             token_type_ids, memory, is_reversed, remembering: as in `content_stream`.
         """
-        return self._run_two_streams(
-            self,
-            input_ids,
-            factorization,
-            token_type_ids,
-            memory=memory,
-            is_reversed=is_reversed,
-            remembering=remembering,
-        )
-
-    def _two_streams(
-        self,
-        input_ids: Int[Tensor, "B L"],
-        factorization: Factorization,
-        token_type_ids: Int[Tensor, "B L"] | None,
-        *,
-        memory: Float[Tensor, "N B M D"] | None,
-        is_reversed: Bool[Tensor, "B"] | None,
-        remembering: Remembering | None,
-    ) -> Streams:
-        rows = _Rows.of(is_reversed, input_ids.device)
-        input_ids, token_type_ids, memory = rows.sort(input_ids), rows.sort(token_type_ids), rows.sort(memory, 1)
-        visible, positions = rows.sort(factorization.visible), rows.sort(factorization.positions)
-        sizes, before, predicted = rows.sizes(input_ids), _length(memory), positions.shape[1]
+        visible, positions, before = factorization.visible, factorization.positions, _length(memory)
         content = look(input_ids, visible, token_type_ids, before)
         query = look(input_ids, visible, token_type_ids, before, positions)
-        start = self.dropout(self.query_embedding.expand(sizes.batch * predicted, -1).contiguous())
+        surroundings = self._surroundings(input_ids, before, is_reversed)
+        start = self.dropout(self.query_embedding.expand(positions.numel(), -1).contiguous())
         tokens = torch.cat([self._content(input_ids), start])
-        states, kept = self._run(tokens, memory, remembering, sizes, content, query)
-        hidden = self.dropout(states.operand.view(sizes.batch, predicted, self.config.hidden_size))
-        return Streams(rows.restore(hidden), rows.restore(kept, 1))
+        states, kept = self._run(tokens, memory, remembering, surroundings, content, query)
+        return Streams(self.dropout(states.operand.view(*positions.shape, self.config.hidden_size)), kept)
 
     def _content(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "tokens D"]:
         return self.dropout(self.embeddings.words(input_ids)).flatten(0, 1)  # type: ignore[no-any-return]
@@ -254,103 +242,36 @@ class XLNetEncoder(Encoder):
         tokens: Float[Tensor, "tokens D"],
         memory: Float[Tensor, "N B M D"] | None,
         remembering: Remembering | None,
-        sizes: _Sizes,
+        surroundings: Surroundings,
         content: Sight,
         query: Sight | None,
     ) -> tuple[States, Float[Tensor, "N B remembered D"] | None]:
         """The output of the last block, and the memory for the next step."""
-        if memory is not None and memory.shape[:2] != (len(self.blocks), sizes.batch):
-            raise ValueError(f"memory has shape {tuple(memory.shape)}, expected {len(self.blocks)} blocks and {sizes.batch} rows")
-        surroundings = self._surroundings(sizes, _length(memory))
+        batch, length = surroundings.batch, surroundings.length
+        if memory is not None and memory.shape[:2] != (len(self.blocks), batch):
+            raise ValueError(f"memory has shape {tuple(memory.shape)}, expected {len(self.blocks)} blocks and {batch} rows")
         states = as_states(tokens)
         kept: list[Tensor] = []
         for number, block in enumerate(self.blocks):
             if remembering is not None:
-                here = (
-                    states.values[: sizes.batch * sizes.length].detach().view(sizes.batch, sizes.length, self.config.hidden_size)
-                )
+                here = states.values[: batch * length].detach().view(batch, length, self.config.hidden_size)
                 kept.append(here[:, : remembering.reuse_length])
             # If the output is that of the queries, the content states of the last block are not needed.
             unread = query is not None and number == len(self.blocks) - 1
-            given = (states, None if memory is None else memory[number], surroundings, None if unread else content, query)
-            if self.gradient_checkpointing and self.training:
-                states = checkpoint(block, *given, use_reentrant=False)
-            else:
-                states = block(*given)
+            remembered = None if memory is None else memory[number]
+            states = self.run_block(block, states, remembered, surroundings, None if unread else content, query)
         new = None if remembering is None else forget(memory, torch.stack(kept), remembering.memory_length)
         return states, new
 
-    def _surroundings(self, sizes: _Sizes, before: int) -> Surroundings:
-        """The tables of distances for the rows that run forwards and for those that run backwards."""
-        device = self.query_embedding.device
-        apart = distances(sizes.length, before + sizes.length, device)
-        directions = [apart] * (sizes.forward > 0 or sizes.batch == 0) + [-apart] * (sizes.forward < sizes.batch)
-        table = sinusoids(torch.stack(directions), self.config.hidden_size, self.config.clamp_length)
-        return Surroundings(self.dropout(table), sizes.batch, sizes.length, sizes.forward)
-
-
-@dataclass(frozen=True)
-class _Sizes:
-    """B and L of a batch, and the number of rows that run forwards, which come first."""
-
-    batch: int
-    length: int
-    forward: int
-
-
-TensorOrNone = TypeVar("TensorOrNone", Tensor, Tensor | None)
-
-
-@dataclass(frozen=True)
-class _Rows:
-    """Sorts the rows of a batch so that those that run forwards come first; each direction is then a single product.
-
-    Attributes:
-        order: (B,) original index of each sorted row; None if the rows are already sorted.
-        num_reversed: number of rows that run backwards.
-    """
-
-    order: Int[Tensor, "B"] | None = None
-    num_reversed: int = 0
-
-    @classmethod
-    def of(cls, is_reversed: Bool[Tensor, "B"] | None, device: torch.device) -> _Rows:
-        """The order for the given directions, which are best on the CPU: reading them makes the host wait for a device."""
-        flags = [] if is_reversed is None else is_reversed.tolist()
-        order = sorted(range(len(flags)), key=flags.__getitem__)
-        if is_reversed is None or order == list(range(len(flags))):
-            return cls(None, sum(flags))
-        return cls(torch.tensor(order).to(device, non_blocking=True), sum(flags))
-
-    def sort(self, tensor: TensorOrNone, dim: int = 0) -> TensorOrNone:
-        """Sort the rows."""
-        return tensor if tensor is None or self.order is None else tensor.index_select(dim, self.order)
-
-    def restore(self, tensor: TensorOrNone, dim: int = 0) -> TensorOrNone:
-        """Restore the original order of sorted rows."""
-        return tensor if tensor is None or self.order is None else tensor.index_select(dim, self.order.argsort())
-
-    def sizes(self, input_ids: Int[Tensor, "B L"]) -> _Sizes:
-        """The sizes of a batch of these rows."""
+    def _surroundings(self, input_ids: Int[Tensor, "B L"], before: int, is_reversed: Bool[Tensor, "B"] | None) -> Surroundings:
+        """The distances: of rows that run forwards, and also of those that run backwards if there may be any."""
         batch, length = input_ids.shape
-        return _Sizes(batch, length, batch - self.num_reversed)
+        apart = distances(length, before + length, input_ids.device)
+        directions = apart[None] if is_reversed is None else torch.stack([apart, -apart])
+        table = sinusoids(directions, self.config.hidden_size, self.config.clamp_length)
+        return Surroundings(self.dropout(table), batch, length, None if is_reversed is None else is_reversed.int())
 
 
 def _length(memory: Tensor | None) -> int:
     """M, the number of remembered positions."""
     return 0 if memory is None else memory.shape[2]
-
-
-def _check(config: XLNetConfig, embeddings: TokenEmbeddings) -> None:
-    """Raise an error for embeddings that XLNet does not support."""
-    if not isinstance(embeddings, WordEmbeddings):
-        raise ConfigError(
-            "encoder 'xlnet' reads words without positions and segments, which this objective's embeddings have",
-            hint="set model.encoder=bert, or another objective",
-        )
-    if embeddings.embedding_size != config.hidden_size:
-        raise ConfigError(
-            f"encoder 'xlnet' reads embeddings as wide as its hidden states: model.embedding_size is "
-            f"{embeddings.embedding_size}, model.hidden_size {config.hidden_size}",
-            hint=f"set model.embedding_size={config.hidden_size}",
-        )

@@ -1,7 +1,6 @@
 """Attention of two streams to the same keys, by content, distance and segment.
 
-All tensors are head-major, (H, B, ...). All rows have the same keys for the distances, so there is one product per head for the
-whole batch.
+All tensors are head-major, (H, B, ...). All rows of a direction have the same keys for the distances.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ class Surroundings:
 
     Attributes:
         table: (S, K + L, D) sinusoidal embeddings of the distances, see `distances`; S = 2 for rows that run forwards and rows
-            that run backwards, or 1 if all rows have the same direction.
+            that run backwards, or 1 if all rows run forwards.
         batch: B.
         length: L.
-        forward: number of rows that run forwards, which come first.
+        direction: (B,) 1 = the row runs backwards; None: all rows run forwards.
     """
 
     table: Float[Tensor, "S W D"]
     batch: int
     length: int
-    forward: int
+    direction: Int[Tensor, "B"] | None
 
 
 def distances(length: int, keys: int, device: torch.device | None = None) -> Float[Tensor, "W"]:
@@ -168,7 +167,7 @@ class RelativeAttention(nn.Module):
         gathered = []
         for part, sight in zip(parts, sights, strict=True):
             asked = self._split(part.view(*sight.starts.shape, part.shape[1]))
-            terms = self._terms(asked, keys, by_distance, surroundings.forward, sight.segmented)
+            terms = self._terms(asked, keys, by_distance, surroundings.direction, sight.segmented)
             gathered.append((self._probabilities(*terms, sight) @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
         return gathered[0] if len(gathered) == 1 else torch.cat(gathered)
 
@@ -177,7 +176,7 @@ class RelativeAttention(nn.Module):
         asked: Float[Tensor, "H B Q d"],
         keys: Float[Tensor, "H B K d"],
         by_distance: Float[Tensor, "H S W d"],
-        forward: int,
+        direction: Int[Tensor, "B"] | None,
         segmented: bool,
     ) -> tuple[Float[Tensor, "H B Q K"], Float[Tensor, "H B Q W"], Float[Tensor, "H B Q"] | None]:
         """The terms of the scores: content, all distances, and the difference between "another segment" and "the same"."""
@@ -188,7 +187,7 @@ class RelativeAttention(nn.Module):
             return asked + (bias * scale).to(asked.dtype)[:, None, None, :]
 
         content = biased(self.content_bias) @ keys.transpose(-1, -2)
-        apart = _by_direction(biased(self.position_bias), by_distance, forward)
+        apart = _apart(biased(self.position_bias), by_distance, direction)
         if not segmented:
             return content, apart, None
         # Softmax does not change if the term of "the same segment" is subtracted for all keys, so only the difference is needed.
@@ -216,19 +215,13 @@ class RelativeAttention(nn.Module):
         return projected.view(rows, length, self.num_heads, size // self.num_heads).permute(2, 0, 1, 3)
 
 
-def _by_direction(
-    asked: Float[Tensor, "H B Q d"], by_distance: Float[Tensor, "H S W d"], forward: int
+def _apart(
+    asked: Float[Tensor, "H B Q d"], by_distance: Float[Tensor, "H S W d"], direction: Int[Tensor, "B"] | None
 ) -> Float[Tensor, "H B Q W"]:
     """Products of the queries with the keys for the distances; each row uses those of its direction."""
-    heads, batch, queries, size = asked.shape
-    tables = by_distance.transpose(-1, -2)
-    if tables.shape[1] == 1 or 2 * forward == batch:
-        # Both directions have the same number of rows (or there is only one): a single batched product.
-        kinds, width = tables.shape[1], tables.shape[-1]
-        return (asked.reshape(heads, kinds, batch // kinds * queries, size) @ tables).view(heads, batch, queries, width)
-    parts = (asked[:, :forward], tables[:, 0]), (asked[:, forward:], tables[:, 1])
-    products = [(rows.flatten(1, 2) @ table).view(heads, rows.shape[1], queries, table.shape[-1]) for rows, table in parts]
-    return torch.cat(products, 1)
+    if direction is not None:
+        return asked @ by_distance.index_select(1, direction).transpose(-1, -2)
+    return (asked.flatten(1, 2) @ by_distance[:, 0].transpose(-1, -2)).view(*asked.shape[:3], by_distance.shape[2])
 
 
 def _shifted(apart: Float[Tensor, "H B Q W"], sight: Sight, keys: int) -> Float[Tensor, "H B Q K"]:

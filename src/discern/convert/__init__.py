@@ -1,1 +1,0 @@
-"""Exports, imports and their model cards."""

@@ -1,1 +1,0 @@
-"""Files of other libraries: Hugging Face folders and TensorFlow checkpoints, read and written."""

@@ -1,1 +1,0 @@
-"""Checkpoints of TensorFlow, read without TensorFlow."""

@@ -1,0 +1,1 @@
+"""The two towers of Electric, for which transformers has no class."""

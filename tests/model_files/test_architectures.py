@@ -1,0 +1,31 @@
+"""What is peculiar to an architecture is in its folder: other rooms neither name one nor ask for the class of a head."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import discern
+
+SOURCE = Path(discern.__file__).parent
+ALLOWED = {"cli/export.py", "cli/options.py"}
+"""The files that name one: the types of model to export as, and help about what a command takes."""
+
+
+@pytest.mark.parametrize("architecture", ["modernbert", "xlnet"])
+def test_an_architecture_is_one_folder(architecture: str) -> None:
+    found = set()
+    for path in SOURCE.rglob("*.py"):
+        parts = path.relative_to(SOURCE).parts
+        if architecture not in parts[:-1] and parts[0] != "config" and "permutation" not in path.name:
+            code = re.sub(r'"""[\s\S]*?"""|#.*|.*register\(.*', "", path.read_text())
+            if architecture in code.lower():
+                found.add("/".join(parts))
+    assert found <= ALLOWED
+
+
+def test_one_file_outside_models_asks_for_the_class_of_a_head() -> None:
+    outside = [path.read_text() for path in SOURCE.rglob("*.py") if "models" not in path.parts]
+    assert sum(re.search(r"isinstance\([^)]*Head\b", text) is not None for text in outside) <= 1
