@@ -24,7 +24,6 @@ from torch import Tensor, nn
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.model_files.run import RunFolder, build_objective, load_run
 from discern.models.attention import SelfAttention
-from discern.models.modernbert.encoder import RotaryAttention
 from discern.objectives.base import Objective
 
 TEXT = "the river flows through the old town and joins the sea near the harbour"
@@ -82,7 +81,7 @@ def attention(objective: Objective, network: str, ids: Tensor) -> list[Tensor]:
         query, key = (
             projection(inputs[0])[0].unflatten(-1, (part.num_heads, -1)).transpose(0, 1) for projection in (part.query, part.key)
         )
-        if isinstance(part, RotaryAttention):
+        if len(inputs) > 2 and inputs[2] is not None:
             rotate = inputs[2]
             query, key = rotate(query[None])[0], rotate(key[None])[0]
         found.append((query @ key.transpose(-1, -2) / math.sqrt(query.shape[-1])).softmax(-1))

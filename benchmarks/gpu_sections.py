@@ -171,10 +171,10 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor, batch: TokenBatch) -> flo
 def transformers_logits(name: str, network: Any, batch: TokenBatch) -> torch.Tensor:
     from transformers import ElectraForMaskedLM, ElectraForPreTraining
 
-    from discern.model_files.huggingface import to_huggingface
+    from discern.model_files.huggingface import network_to_huggingface
 
     with tempfile.TemporaryDirectory() as folder:
-        to_huggingface(network, Vocabulary(1000, SPECIAL)).write(Path(folder))
+        network_to_huggingface(network, SPECIAL).write(Path(folder))
         kind = ElectraForPreTraining if name == "discriminator" else ElectraForMaskedLM
         model = kind.from_pretrained(folder).eval().to(DEVICE)
     here = batch.to(DEVICE)

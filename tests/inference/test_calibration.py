@@ -26,13 +26,13 @@ from discern.inference.detection import chosen_threshold, head_fingerprint, load
 from discern.inference.proposals import Proposer
 from discern.inference.threshold_curve import Rates, ThresholdCurve
 from discern.model_files.export import export
+from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.models.electra.encoder import BertEncoder
 from discern.models.embeddings import Embeddings
 from discern.models.heads import ReplacedTokenHead
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME
-from discern.storage.hub import CALIBRATION_NAME
 from tests.inference.test_proposals import SIZES, V, network
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run

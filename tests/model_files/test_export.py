@@ -18,10 +18,11 @@ from transformers import AutoTokenizer
 
 from discern import __version__
 from discern.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids
-from discern.errors import ConfigError, DataError, NumericsError
+from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
 from discern.model_files.cards import cell, code, escaped, imported_card, language_code, model_card, quoted, task_card
 from discern.model_files.export import FILES, Exported, export, publish
 from discern.model_files.folder import open_model
+from discern.model_files.hub import CONFIG_NAME, WEIGHTS_NAME
 from discern.model_files.huggingface import network_to_huggingface
 from discern.model_files.run import load_run
 from discern.model_files.serving import Serving
@@ -29,7 +30,6 @@ from discern.model_files.tokenizer import tokenizer_files
 from discern.models.base import encoders_by_type
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
-from discern.storage.hub import CONFIG_NAME, WEIGHTS_NAME
 from discern.tasks.base import Labels
 from discern.training import checkpoint
 from tests.parity.small_networks import VOCABULARY, build, sizes
@@ -133,7 +133,7 @@ def test_the_same_run_gives_the_same_bytes_without_paths(tmp_path: Path) -> None
     assert files.keys() == WHOLE | {f"generator/{name}" for name in (*FILES[:4], CHECKSUMS_NAME)}
     assert one.num_bytes == sum(map(len, files.values()))
     assert not any(word in content for content in files.values() for word in (b"alice", str(tmp_path).encode()))
-    assert "| `objective.generator_checkpoint` | words |" in files["README.md"].decode()
+    assert 'generator_checkpoint = "words"' in files["discern.toml"].decode()
     exported(tmp_path / "run", one.folder)
     assert files_in(one.folder).keys() == WHOLE, "replaced as a whole"
 
@@ -213,8 +213,7 @@ def test_what_an_export_tells_of_its_run(tmp_path: Path) -> None:
         "WordPiece, lower-cased",
         "| `discriminator_auc` | 0.8125 |",
         "at step 20",
-        "| `optimizer.learning_rate` | 0.001 | 0.0005 |",
-        "Differences from preset `electra-small`",
+        "discern config diff electra-small discern.toml",
         "| Made with | discern 0.1.0, torch 2.13.0 |",
         "| License of the text | not stated |",
         "| Overlap with evaluation sets | not checked |",
@@ -232,7 +231,7 @@ def test_what_an_export_tells_of_its_run(tmp_path: Path) -> None:
     assert "/home/me" not in cards[1]
     assert opened(out).config == opened(run).config
     own = {"version": __version__, "objective": "rtd", "networks": ["discriminator"], "step": 20}
-    assert config_of(out)["discern"] == own | {"tokenizer_fingerprint": opened(run).trained_with}
+    assert config_of(out)["discern"] == own | {"tokenizer_fingerprint": opened(run).record["tokenizer_fingerprint"]}
 
 
 @pytest.mark.parametrize(
@@ -290,6 +289,12 @@ def test_a_generator_of_two_towers_is_only_stored_beside(setting: str, tmp_path:
     assert "transformers cannot" in (tmp_path / "out" / "README.md").read_text()
     with pytest.raises(ConfigError, match="transformers has no such model"):
         exported(tmp_path / "run", tmp_path / "alone", "generator")
+    beside = tmp_path / "out" / "generator"
+    with pytest.raises(ConfigError, match="cannot be trained further"):
+        assert opened(beside).encoder
+    add_to(beside / CONFIG_NAME, num_hidden_layers=1)
+    with pytest.raises(CheckpointError, match="unexpected tensor"):
+        opened(beside).networks()
 
 
 @pytest.mark.parametrize(
@@ -323,6 +328,8 @@ def test_an_electra_as_a_bert(objective: str, kind: str, tmp_path: Path) -> None
     ids = torch.tensor([load_tokenizer(done.folder).encode(HARD[0]).ids])
     expected = network.encoder(ids) if objective == "rtd" else network.token_logits(ids)
     torch.testing.assert_close(getattr(transformers, kind).from_pretrained(done.folder).eval()(ids)[0], expected)
+    ours = opened(done.folder).encoder.encoder(ids)
+    torch.testing.assert_close(ours, network.encoder(ids))
 
 
 def fill(folder: Path) -> None:

@@ -18,10 +18,10 @@ from discern.errors import CheckpointError, ConfigError, DataError, DiscernError
 from discern.finetuning.seed import encoder_of_preset, first_layers, fresh_encoder
 from discern.model_files.export import export
 from discern.model_files.folder import LoadedEncoder, holds_model, open_model
+from discern.model_files.hub import WEIGHTS_NAME
 from discern.model_files.huggingface import SETTINGS_NAME, network_to_huggingface
 from discern.models.base import build_embeddings, build_encoder
 from discern.progress import Silent
-from discern.storage.hub import WEIGHTS_NAME
 from tests.parity.small_networks import VOCABULARY, build, make_noisy, sizes
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
@@ -110,7 +110,7 @@ def test_a_fine_tuned_model_and_its_export_hold_the_same(tmp_path: Path) -> None
         assert model.encoder.encoder is task.objective.encoder
         assert (task.seed, task.task().labels.names) == (1, SINGLE.labels.names)
         assert (model.language, model.text_license, model.max_length) == ("de", "CC0", 32)
-        assert model.tokenizer_fingerprints[0] == tuned.trained_with
+        assert model.tokenizer_fingerprints[0] == tuned.record["tokenizer_fingerprint"]
         states.append(model.encoder.encoder(IDS))
         with pytest.raises(DiscernError, match="fine-tuned"):
             model.networks()
@@ -132,7 +132,7 @@ def test_a_model_of_somebody_else_is_named_by_what_it_does(name: str, lacks: str
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n")
     model = opened(tmp_path)
     assert list(model.networks()) == [name]
-    assert (model.step, model.config, model.trained_with, model.language) == (None, None, None, None)
+    assert (model.step, model.config, model.language) == (None, None, None)
     with pytest.raises(ConfigError, match=f"lacks {lacks}"):
         assert model.objective
 
@@ -179,6 +179,14 @@ def test_parts_of_an_export(small_model: Path, whole: Path, tmp_path: Path) -> N
     for kind in (AutoModel, AutoTokenizer):  # what transformers saves has no checksums
         kind.from_pretrained(whole).save_pretrained(tmp_path / "saved")
     assert opened(tmp_path / "saved").encoder.encoder.config == opened(whole).encoder.encoder.config
+    for name in ("config.json", WEIGHTS_NAME):  # a generator of others has no tokenizer of its own
+        (tmp_path / "saved" / "generator").mkdir(exist_ok=True)
+        shutil.copy(tmp_path / "alone" / name, tmp_path / "saved")
+        shutil.copy(whole / "generator" / name, tmp_path / "saved" / "generator")
+    config = json.loads((tmp_path / "saved" / "config.json").read_text())
+    del config["discern"]
+    (tmp_path / "saved" / "config.json").write_text(json.dumps(config))
+    assert list(opened(tmp_path / "saved").networks()) == ["discriminator", "generator"]
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ import discern
 from discern.errors import ConfigError, DataError
 from discern.model_files.export import export
 from discern.model_files.folder import open_model
+from discern.model_files.hub import hub_name, local_model
 from discern.model_files.serving import Serving
 from discern.progress import Silent
-from discern.storage.hub import hub_name, local_model
 from tests.small.run import make_run
 from tests.support import run_python
 

@@ -21,12 +21,12 @@ from discern.data.tokenizer import load_tokenizer, vocab_size
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model_files.export import FILES, Exported, export
 from discern.model_files.folder import open_model
+from discern.model_files.hub import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.model_files.huggingface import SETTINGS_NAME
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig
 from discern.progress import Silent
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
-from discern.storage.hub import CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.supervised import supervised
@@ -424,6 +424,8 @@ def test_a_head_that_the_class_cannot_represent_is_refused(
 @pytest.mark.parametrize(
     ("name", "changes", "says"),
     [
+        ("single", {"discern.language": 7}, "'discern.language'"),
+        ("single", {"discern.record.frame": "middle"}, "task settings"),
         ("single", {"discern.record.tasks": None}, "task settings"),
         ("single", {"discern.record.tasks": []}, "task settings"),
         ("single", {"discern.record.tasks": {}}, "task settings"),

@@ -54,6 +54,12 @@ def test_every_array_is_as_it_was_written(shards: int, tmp_path: Path) -> None:
         assert torch.equal(bundle.read(name), torch.from_numpy(array)), name
 
 
+@pytest.mark.parametrize(("counter", "step"), [([3, 4], None), (9.0, None), (9, 9)])
+def test_a_step_is_one_whole_number(counter: Any, step: int | None, tmp_path: Path) -> None:
+    array = np.array(counter, np.float32 if isinstance(counter, float) else np.int64)
+    assert read(write_bundle(tmp_path / "model.ckpt", WEIGHTS | {"global_step": array})).step == step
+
+
 def theirs(name: str) -> str:
     """Hugging Face's name of a variable, as its converter for TensorFlow checkpoints had it."""
     name = name.replace("dense_1", "dense_prediction").replace("generator_predictions/output_bias", "generator_lm_head/bias")

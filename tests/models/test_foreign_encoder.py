@@ -13,12 +13,14 @@ from typing import Any
 import pytest
 
 from discern.models import encoders
+from discern.models.electra.encoder import BertEncoder
 from tests.pretraining.test_evaluate import prepared
 from tests.small.tokenizers import small_tokenizer
 from tests.support import run_python
 
 # All that another package writes: settings, the module, its FLOPs; and one line in its entry points.
 PACKAGE = """
+import torch
 from pydantic import Field
 from torch import nn
 from torch.nn import functional as F
@@ -44,6 +46,7 @@ class WindowEncoder(Encoder):
             nn.Linear(config.hidden_size if number else embeddings.embedding_size, config.hidden_size)
             for number in range(config.num_layers)
         )
+        self.register_buffer("scale", 1 / torch.arange(1, config.hidden_size + 1), persistent=False)
 
     def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, document_ids=None):
         hidden = self.embeddings(input_ids, token_type_ids, position_ids)
@@ -51,7 +54,7 @@ class WindowEncoder(Encoder):
             width = 2 * self.config.window + 1
             near = F.avg_pool1d(hidden.transpose(1, 2), width, 1, self.config.window).transpose(1, 2)
             hidden = layer(near).relu()
-        return hidden
+        return hidden * self.scale
 
     def forward_flops(self, length, *, query_share=0.0, remembered=0):
         return module_flops(self.layers, length)
@@ -109,6 +112,14 @@ def test_it_is_trained_with_its_own_setting(data: Path, tmp_path: Path) -> None:
     exported = discern("export", tmp_path / "run", "--out", tmp_path / "model")
     assert exported.returncode == 0, exported.stderr
     assert detected(tmp_path / "model") == detected(tmp_path / "run")
+
+
+def test_one_that_is_derived_from_ours_takes_nothing_over() -> None:
+    class Derived(BertEncoder):
+        pass
+
+    assert not Derived.architecture.titles
+    assert BertEncoder.architecture.titles
 
 
 def test_its_setting_is_checked_and_its_own() -> None:

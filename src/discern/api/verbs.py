@@ -33,6 +33,7 @@ from discern.finetuning.settings import Recipe
 from discern.inference import predict as prediction
 from discern.model_files.export import export as export_model
 from discern.model_files.folder import open_model
+from discern.model_files.hub import local_model
 from discern.model_files.onnx import VectorPooling
 from discern.model_files.serving import Serving
 from discern.pretraining import adapt as adapting
@@ -43,7 +44,6 @@ from discern.pretraining.resume import Resume
 from discern.pretraining.run import Replay
 from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
-from discern.storage.hub import local_model
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
 

@@ -123,7 +123,7 @@ class Console:
         """The folder of a model, which is downloaded if it is given by its name on the Hugging Face Hub."""
         if name.exists():
             return name
-        from discern.storage.hub import local_model
+        from discern.model_files.hub import local_model
 
         return local_model(name, self.progress.note)
 

@@ -25,6 +25,7 @@ from discern.model_files.finetuned import (
     read_results,
     read_scores,
 )
+from discern.model_files.hub import CONFIG_NAME
 from discern.model_files.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, RECORD_FILE, is_run, read_record
 from discern.progress import Progress, Silent
 from discern.storage.checksums import (
@@ -38,7 +39,6 @@ from discern.storage.checksums import (
     write_checksums,
 )
 from discern.storage.files import utf8_name
-from discern.storage.hub import CONFIG_NAME
 from discern.training import checkpoint
 from discern.training.checkpoint import check_finite
 from discern.training.metrics_log import METRICS_FILE, read_metrics

@@ -28,9 +28,9 @@ from discern.finetuning.task_files import HELD_OUT, ReadingOptions, TaskData, Ta
 from discern.finetuning.user_files import user_task
 from discern.model_files.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder
 from discern.model_files.folder import LoadedEncoder, open_model
+from discern.model_files.hub import local_model
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import write_json
-from discern.storage.hub import local_model
 from discern.storage.output import OutputFolder
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder

@@ -24,12 +24,12 @@ from discern.inference.detection import CALIBRATION_FORMAT, DetectionModel, head
 from discern.inference.proposals import Proposer
 from discern.inference.rows import TOKENS_PER_BATCH, device_of
 from discern.inference.threshold_curve import Rates, ThresholdCurve
+from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import write_text
-from discern.storage.hub import CALIBRATION_NAME
 from discern.types import TokenBatch
 
 # The corruption is the same for every model, so that thresholds differ only because networks do.

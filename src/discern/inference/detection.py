@@ -21,13 +21,13 @@ from discern.inference.proposals import Proposer, propose
 from discern.inference.rows import TOKENS_PER_BATCH, batches, best_places, device_of, finite, framed, moved, windows_of
 from discern.inference.texts import InputText, TextReport
 from discern.model_files.folder import ModelFolder, open_model
+from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.progress import Progress
 from discern.report.detection_page import CheckedText, DetectionPage, PlaceProposals, render_detections
 from discern.report.page import ShadedText
 from discern.storage.checksums import Record, read_record
 from discern.storage.files import whole_file
-from discern.storage.hub import CALIBRATION_NAME
 from discern.storage.output import check_output
 from discern.training.distributed import choose_device
 

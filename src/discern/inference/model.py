@@ -25,9 +25,9 @@ from discern.inference.scoring import Score, TextScorer, load_scorer
 from discern.inference.texts import TextReport
 from discern.model_files.finetuned import FinetunedFolder
 from discern.model_files.folder import ModelFolder, TaskModel, fingerprint_weights, open_model
+from discern.model_files.hub import local_model
 from discern.model_files.serving import read_pooling
 from discern.progress import Silent
-from discern.storage.hub import local_model
 from discern.tasks.base import Prediction
 from discern.tasks.contrastive import ContrastiveConfig
 from discern.training.distributed import choose_device

@@ -17,8 +17,7 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from discern import __version__
-from discern.config.layers import preset_names
-from discern.config.schema import diff, flatten
+from discern.config.schema import flatten
 from discern.data.tokenizer import load_tokenizer, lowercases
 from discern.model_files.finetuned import RESULTS_FILE, SCORES_FILE, read_results, read_scores, seed_folder
 from discern.model_files.folder import TEXT_LICENSE, TaskModel
@@ -28,7 +27,7 @@ from discern.objectives import TITLES
 from discern.tasks.base import Task
 from discern.tasks.prediction_input import known_definition
 from discern.training.metrics_log import held_out_metrics, read_metrics
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
+from discern.training.pretrain_config import PretrainConfig
 
 # Line breaks, control characters, and characters that reorder text: browsers and terminals display cards.
 _LAYOUT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -42,15 +41,6 @@ _SIZES = {
     "num_heads": "Attention heads",
     "feedforward_size": "Feed-forward size",
 }
-# Settings that don't change the model: intervals of writing, and ways to compute the same numbers.
-_HOUSEKEEPING = (
-    "checkpoint_every_steps keep_checkpoints evaluate_every_steps evaluate_sequences log_every_steps tensorboard tracker"
-)
-_HOUSEKEEPING += " micro_batch_size compile gradient_checkpointing seed"
-_NO_DIFFERENCE = {f"train.{name}" for name in _HOUSEKEEPING.split()}
-_NO_DIFFERENCE |= {f"model.{name}" for name in (*_SIZES, "max_positions", "num_token_types")}
-# Settings that distinguish recipes more than any size does.
-_KINDS = {"model.initialization", "model.normalization", "objective.tying", "objective.discriminator_head"}
 # The settings of fine-tuning that the card shows: those that determine the weights. Their length is in the scores, as it was.
 _RECIPE = ("finetune.", "task.", "optimizer.")
 _LENGTH = {"finetune.epochs", "finetune.min_steps"}
@@ -73,7 +63,7 @@ def model_card(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: st
     """
     records = [record for record in read_metrics(run.folder) if record.get("step", 0) <= run.step]
     evaluated: dict[str, Any] = next((record for record in reversed(records) if "heldout_loss" in record), {})
-    settings, record, reference = flatten(without_paths(run.config)), run.record, _reference(run.config)
+    settings, record = flatten(without_paths(run.config)), run.record
     (network, root), *others = models.items()
     facts = _network_facts(models)
     length, positions = settings.get("data.sequence_length"), facts["positions"]
@@ -93,8 +83,6 @@ def model_card(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: st
         settings=settings,
         tokenizer=tokenizer_kind(load_tokenizer(run.tokenizer_path)),
         other_names=[name for name, _ in others],
-        reference=reference,
-        differences=_differences(without_paths(run.config), reference) if reference else (),
         data=statistics,
         is_whole=not weights_outside_networks(run.objective),
         tokens_seen=run.tokens,
@@ -238,25 +226,6 @@ def without_paths(config: PretrainConfig) -> PretrainConfig:
 
 def _joined(versions: Mapping[str, str]) -> str:
     return ", ".join(f"{name} {version}" for name, version in versions.items())
-
-
-def _reference(config: PretrainConfig) -> str | None:
-    """The preset to compare with: of the same objective, with the same initialization and weight sharing if possible, and the
-    nearest hidden size. `tiny` and `demo` are not recipes."""
-    presets = {name: load_pretrain_config(None, name).config for name in preset_names() if name not in ("tiny", "demo")}
-    same = [name for name, preset in presets.items() if preset.objective.name == config.objective.name]
-
-    def distance(name: str) -> tuple[int, int, int]:
-        differences = [key for key, *_ in _differences(config, name)]
-        kinds = sum(key in _KINDS for key in differences)
-        return kinds, abs(presets[name].model.hidden_size - config.model.hidden_size), len(differences)
-
-    return min(same, key=distance, default=None)
-
-
-def _differences(config: PretrainConfig, preset: str) -> list[tuple[str, Any, Any]]:
-    """The settings that differ from a preset, except sizes and housekeeping."""
-    return [pair for pair in diff(config, load_pretrain_config(None, preset).config) if pair[0] not in _NO_DIFFERENCE]
 
 
 def render(template: str, **values: Any) -> str:

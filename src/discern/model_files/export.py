@@ -17,6 +17,7 @@ from discern.errors import CheckpointError, ConfigError, DataError, NumericsErro
 from discern.model_files.cards import code, escaped, imported_card, model_card, task_card, tokenizer_kind, without_paths
 from discern.model_files.finetuned import FORMAT, RESULTS_FILE, FinetunedFolder
 from discern.model_files.folder import TEXT_LICENSE, ModelFolder, open_model
+from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.model_files.huggingface import (
     PRECISIONS,
     PROBLEMS,
@@ -40,7 +41,6 @@ from discern.parsing import json_value
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, read_text, record_checksums, understood, write_recorded
 from discern.storage.files import cannot_write, sync_folder, write_file
-from discern.storage.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.storage.output import OutputFolder, listed
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.classification import ClassificationHead
@@ -389,7 +389,7 @@ def _check_rounding(bias: Any, scale: float, shift: float, kind: str, precision:
 
 def bio_labels(names: Sequence[str]) -> tuple[str, ...]:
     """Convert BIOES tags to BIO, which the pipelines of transformers read: S becomes B, and E becomes I."""
-    return tuple(_BIO.get(prefix, prefix) + rest for prefix, rest in ((name[:1], name[1:]) for name in names))
+    return tuple(_BIO.get(name[:1], name[:1]) + name[1:] for name in names)
 
 
 def check_target(out: Path, *reads: Path | None) -> None:

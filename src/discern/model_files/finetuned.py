@@ -9,7 +9,7 @@ from typing import Annotated, Any, final
 
 from pydantic import Field
 
-from discern.errors import CheckpointError, ConfigError, DataError
+from discern.errors import ConfigError, DataError
 from discern.model_files.folder import FINETUNED_RECORD, LoadedEncoder, ModelFolder, TaskModel
 from discern.model_files.weight_files import read_tensors
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
@@ -118,13 +118,6 @@ class FinetunedFolder(ModelFolder):
         path = seed_folder(folder, seed) / MODEL_FILE
         _refuse_failed(folder, seed)
         weights = read_tensors(path, hint=f"remove {path.parent}, then run the same `discern finetune` command")
-        # Checked first, because a damaged record could ask for a table that does not fit into memory.
-        if all(tensor.shape != (record["vocab_size"], record["embedding_size"]) for tensor in weights.values()):
-            raise CheckpointError(
-                f"{folder / RECORD_FILE} describes a table of {record['vocab_size']:,} by {record['embedding_size']:,} "
-                f"embeddings, which {path} does not have",
-                hint=_RECORD_HINT,
-            )
         with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
             objective = supervised(_encoder(record), tasks, frame=record["frame"])

@@ -16,12 +16,12 @@ from torch import nn
 
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens, vocab_size
 from discern.errors import ConfigError, DataError, did_you_mean
+from discern.model_files.hub import CONFIG_NAME
 from discern.models.base import Encoder, Network
 from discern.models.embeddings import Disentangled
 from discern.objectives.base import Objective
 from discern.objectives.config import ObjectiveConfig
 from discern.storage.checksums import has_file
-from discern.storage.hub import CONFIG_NAME
 from discern.tasks.base import Task, TextEncoder
 from discern.tasks.frames import FrameName
 from discern.tasks.supervised import SupervisedObjective
@@ -238,17 +238,12 @@ class ModelFolder(abc.ABC):
         return vocab_size(self.tokenizer)
 
     @property
-    def trained_with(self) -> str | None:
-        """Fingerprint of the tokenizer that the model was pre-trained with; None if unknown."""
-        return self.record.get("tokenizer_fingerprint")
-
-    @property
     def tokenizer_fingerprints(self) -> tuple[str, ...]:
         """Fingerprints of the tokenizers that give the model's ids, the one it was pre-trained with first.
 
         An export marks tokens as special that may be ordinary entries of the original; the ids are the same.
         """
-        found = (self.trained_with, fingerprint(self.tokenizer))
+        found = (self.record.get("tokenizer_fingerprint"), fingerprint(self.tokenizer))
         return tuple(dict.fromkeys(each for each in found if each is not None))
 
     @property

@@ -22,6 +22,7 @@ from discern.data.tokenizer import special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, MissingHeadError
 from discern.model_files.finetuned import FORMAT, task_of
 from discern.model_files.folder import LoadedEncoder, ModelFolder, TaskModel, check_rows
+from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME, hub_name
 from discern.model_files.run import build_objective
 from discern.model_files.tokenizer import read_max_length
 from discern.model_files.weight_files import and_more, check_shape, open_weight_files, read_tensors
@@ -47,7 +48,6 @@ from discern.storage.checksums import (
     understood,
 )
 from discern.storage.files import sync_file, write_file
-from discern.storage.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME, hub_name
 from discern.tasks import families
 from discern.tasks.supervised import supervised
 from discern.tasks.tags import detect_scheme
@@ -76,6 +76,9 @@ class _Mark(Record):
     objective: str | None = None
     imported: str | None = None
     task: str | None = None
+    seed: int | None = None
+    language: str | None = None
+    text_license: str | None = None
 
 
 class _Config(Record):
@@ -275,13 +278,16 @@ def read_network(folder: Path) -> StoredNetwork:
     with open_weight_files(folder) as stored:
         names = architecture.canonical(stored.tensors)
         present = names.keys() | beside.keys()
-        with torch.device("meta"):
+
+        def built() -> Network:
             width = beside[WORDS].shape[1] if WORDS in beside else sizes.embedding_size
             encoder = kind(kind.embeddings_class(rows, width, sizes), sizes)
             head = build_head(encoder, architecture.predicts(present, config))
             has_term = f"{architecture.layers.get('bilinear.context', 'bilinear.context')}.weight" in present
-            bilinear = BilinearTerm(sizes, width) if has_term else None
-        network = Network(encoder, head, bilinear)
+            return Network(encoder, head, BilinearTerm(sizes, width) if has_term else None)
+
+        with torch.device("meta"):
+            network = built()
         expected = architecture.to_huggingface(named_parameters(network), sizes)
         zeros = architecture.zeros(config)
         missing = sorted(expected.keys() - present - set(zeros))
@@ -315,7 +321,12 @@ def read_network(folder: Path) -> StoredNetwork:
                     hint="its encoder alone can be used: save that with save_pretrained()",
                 )
         left_out = sorted({names[name].rpartition(".")[0] for name in others})
-    nn.ModuleList(network.parts()).eval().to_empty(device="cpu")
+    # Memory is taken after every size was compared with the files. Only building computes buffers, which no file contains.
+    if next(nn.ModuleList(network.parts()).buffers(), None) is None:
+        nn.ModuleList(network.parts()).to_empty(device="cpu")
+    else:
+        network = built()
+    nn.ModuleList(network.parts()).eval()
     ours = architecture.from_huggingface(values)
     load_parameters(network, ours | {name: beside[name] for name in named_parameters(network) if name in beside})
     return StoredNetwork(network, left_out, problem)
@@ -406,7 +417,10 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def beside(self) -> dict[str, HuggingFaceFolder]:
         """The networks in subfolders."""
-        return {name: HuggingFaceFolder(self.folder / name) for name in self.names[1:]}
+        found = {name: HuggingFaceFolder(self.folder / name) for name in self.names[1:]}
+        for each in found.values():
+            each.tokenizer = self.tokenizer
+        return found
 
     def networks(self, *, beside: bool = True) -> Mapping[str, Network]:
         folders = {self.names[0]: self} | (self.beside if beside else {})
@@ -506,9 +520,9 @@ class HuggingFaceFolder(ModelFolder):
             record = self._task_record()
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
             (own,) = tasks
+            objective = supervised(self.encoder.encoder, tasks, frame=record["frame"])
         except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise CheckpointError(f"{path}: its task settings cannot be read ({problem!r:.120})", hint=AGAIN) from problem
-        objective = supervised(self.encoder.encoder, tasks, frame=record["frame"])
         self._fill_head(objective.heads[own])
         return TaskModel(self.folder, objective.eval(), self.tokenizer, self.mark.get("seed", 0), record)
 

@@ -15,6 +15,7 @@ from discern.errors import ConfigError, DataError
 from discern.model_files.cards import imported_card
 from discern.model_files.export import check_finite, check_target, folder_size, publish, write_networks
 from discern.model_files.folder import check_rows, holds_model, open_model
+from discern.model_files.hub import CONFIG_NAME
 from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, network_to_huggingface, read_network
 from discern.model_files.tensorflow import KIND, find_checkpoint, read_released
 from discern.model_files.tokenizer import FoundTokenizer, find_tokenizer, read_max_length, tokenizer_files
@@ -22,7 +23,6 @@ from discern.models.architecture import MARK, WORDS
 from discern.models.base import encoders_by_type
 from discern.models.config import ModelConfig
 from discern.progress import Progress
-from discern.storage.hub import CONFIG_NAME
 from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
 
@@ -173,10 +173,7 @@ def _read_source(
         )
     elif (prefix := find_checkpoint(source)) is not None:
         found = find_tokenizer(prefix, tokenizer, lowercase)
-        released = read_released(prefix, special_tokens(found.tokenizer), heads)
-        imported = ImportedModel(
-            KIND, released.models, found, released.step, left_out=released.left_out, remarks=released.remarks
-        )
+        imported = ImportedModel(KIND, tokenizer=found, **read_released(prefix, special_tokens(found.tokenizer), heads))
     else:
         lacks = f"contains neither {CONFIG_NAME} nor the .index of a TensorFlow checkpoint"
         state = lacks if source.is_dir() else "is no model" if source.exists() else "does not exist"

@@ -239,13 +239,6 @@ class RunFolder(ModelFolder):
                 hint="let `discern pretrain` reach train.checkpoint_every_steps, or stop it with Ctrl-C, which saves a "
                 "checkpoint",
             )
-        # Checked first, because a damaged record could ask for a table that does not fit into memory.
-        if all(tensor.shape[:1] != (vocabulary.size,) for tensor in contents.model.values()):
-            raise CheckpointError(
-                f"{self.folder / RECORD_FILE} has a vocab_size of {vocabulary.size:,}, but no weight of the checkpoint has "
-                "this number of rows",
-                hint="the file is damaged: copy it back",
-            )
         objective = build_objective(config, vocabulary)
         checkpoint.load_model_tensors(objective, contents.weights, str(self.folder))
         return objective.eval(), contents.step, contents.state.get("tokens")

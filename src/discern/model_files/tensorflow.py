@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -39,7 +40,7 @@ _FOOTER, _MAGIC, _CHECKSUM_MASK = 48, 0xDB4775248B80FB57, 0xA282EAD8
 # A key shares a prefix with the previous one, so a few bytes in the file can expand to a long key. This bounds the memory used.
 _LONGEST_KEY = 4096
 # Values of tensorflow.DataType that weights and counters have.
-_TYPES = {1: "<f4", 9: "<i8", 19: "<f2"}
+_TYPES = {1: "<f4", 3: "<i4", 9: "<i8", 19: "<f2"}
 _SLOTS = re.compile(r"/(adam_m|adam_v|Adam|Adam_1)$")
 _STEP, _HEAD_WIDTH = "global_step", 64
 # Names of layers: Hugging Face's and the released code's. All other names are the same, with slashes instead of dots.
@@ -230,17 +231,7 @@ class _Scopes:
         return name.replace(".", "/")
 
 
-@dataclass(frozen=True)
-class ReleasedModel:
-    """Networks of a checkpoint by name, the one to fine-tune first; its step, and what is not imported."""
-
-    models: dict[str, HuggingFaceModel]
-    step: int | None
-    left_out: list[str]
-    remarks: list[str]
-
-
-def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> ReleasedModel:
+def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> dict[str, Any]:
     """Read the networks in a checkpoint of the released code.
 
     The networks are recognized by the names of the variables, and their sizes by the shapes. The state of Adam is not read.
@@ -249,6 +240,9 @@ def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> Re
         prefix: path of the checkpoint's files without the suffix.
         heads: number of attention heads of the discriminator, which cannot be inferred from the weights; None: hidden size / 64,
             as in the released code. The generator always has hidden size / 64.
+
+    Returns:
+        `models`: the networks by name, the one to fine-tune first; `step`, `left_out` and `remarks` as in `ImportedModel`.
 
     Raises:
         CheckpointError: a file is missing or damaged, or the variables are not those of an ELECTRA.
@@ -265,13 +259,15 @@ def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> Re
     foreign = [name for name in left_out if not name.startswith("task_specific/")]
     if foreign:
         raise CheckpointError(f"{prefix}: unexpected tensor '{foreign[0]}'{and_more(foreign)}", hint=_GIVE)
-    step = int(bundle.read(_STEP)) if _STEP in bundle.entries else None
+    counter = bundle.read(_STEP) if _STEP in bundle.entries else None
+    step = None if counter is None or counter.numel() != 1 or counter.is_floating_point() else int(counter)
     slots = ["Adam's slots"] if any(_SLOTS.search(name) for name in bundle.entries) else []
     remark = (
         f"the number of attention heads cannot be inferred from the weights; assumed to be {num_heads} (hidden size / "
         f"{_HEAD_WIDTH}, as in the released code); set it with --heads N"
     )
-    return ReleasedModel(models, step, [*slots, *left_out], [remark] if heads is None else [])
+    remarks = [remark] if heads is None else []
+    return {"models": models, "step": step, "left_out": [*slots, *left_out], "remarks": remarks}
 
 
 def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:

@@ -14,10 +14,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from discern.errors import CheckpointError
+from discern.model_files.hub import CONFIG_NAME, WEIGHTS_NAME
 from discern.models.architecture import AGAIN
 from discern.storage.checksums import Record, read_record, verify
 from discern.storage.files import utf8_name
-from discern.storage.hub import CONFIG_NAME, WEIGHTS_NAME
 from discern.training.checkpoint import check_finite
 
 PICKLE_NAME = "pytorch_model.bin"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from discern.registry import Registry
 
-encoders: Registry[type] = Registry("encoder", "discern.encoders")
+encoders: Registry[Any] = Registry("encoder", "discern.encoders")
 encoders.register("bert", "discern.models.electra.encoder:BertEncoder")
 encoders.register("modernbert", "discern.models.modernbert.encoder:ModernBertEncoder")
 encoders.register("xlnet", "discern.models.xlnet.encoder:XLNetEncoder")

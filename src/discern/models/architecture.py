@@ -54,6 +54,7 @@ class Architecture:
         required: settings that config.json must have; for the others, the defaults of transformers are ours.
         supported: the only supported values of some keys.
         layers: names in transformers of our layers or weights, "#" for the number of a block; empty: the same.
+        discriminator_layers: the same for those of a discriminator's head that `layers` calls otherwise.
         prefixes: what may precede the names of the encoder, except in the folder of an encoder alone; the first is ours.
         parts: what the names of the encoder start with after the prefix.
         strips_prefix: whether an encoder that is exported beside the head of a task is written without the prefix.

@@ -75,6 +75,10 @@ class Encoder(nn.Module, abc.ABC):
     embeddings: TokenEmbeddings
     gradient_checkpointing = False
 
+    def __init_subclass__(cls) -> None:
+        # Not inherited: an encoder derived from another computes something else than the class of transformers.
+        cls.architecture = cls.__dict__.get("architecture", Architecture())
+
     def run_block(self, block: nn.Module, *given: Any) -> States:
         """The states after a block, which is recomputed in the backward pass if that was asked for."""
         if self.gradient_checkpointing and self.training:
@@ -191,7 +195,7 @@ class Network:
 
 
 class StackedEncoder(Encoder):
-    """Base of such encoders. A subclass builds `blocks` and computes the states of the last one.
+    """Base of encoders with a stack of blocks. A subclass builds `blocks` and computes the states of the last one.
 
     Args:
         embeddings: possibly shared with another encoder.
@@ -271,8 +275,7 @@ def build_encoder(embeddings: TokenEmbeddings, config: ModelConfig, *, gradient_
         ConfigError: there is no such encoder; the hint names the nearest.
     """
     build = encoders.load(config.encoder)
-    encoder: Encoder = build(embeddings, config, gradient_checkpointing=gradient_checkpointing)
-    return encoder
+    return build(embeddings, config, gradient_checkpointing=gradient_checkpointing)  # type: ignore[no-any-return]
 
 
 def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) -> WordEmbeddings:
@@ -281,8 +284,7 @@ def build_embeddings(vocab_size: int, embedding_size: int, config: ModelConfig) 
     Raises:
         ConfigError: there is no such encoder; the hint names the nearest.
     """
-    kind: type[Encoder] = encoders.load(config.encoder)
-    return kind.embeddings_class(vocab_size, embedding_size, config)
+    return encoders.load(config.encoder).embeddings_class(vocab_size, embedding_size, config)  # type: ignore[no-any-return]
 
 
 def build_head(encoder: Encoder, predicts: Predicts) -> nn.Module:
@@ -359,6 +361,5 @@ def encoders_by_type() -> dict[str, type[Encoder]]:
     """Encoders by the values of `model_type` in config.json of their models."""
     from discern.models.two_tower.encoder import TwoTowerEncoder
 
-    known: list[tuple[str, type[Encoder]]] = [(name, encoders.load(name)) for name in encoders.names()]
-    known.append(("", TwoTowerEncoder))
+    known = [*((name, encoders.load(name)) for name in encoders.names()), ("", TwoTowerEncoder)]
     return {model_type: kind for name, kind in known for model_type in kind.architecture.titles or (name,)}

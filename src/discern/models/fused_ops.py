@@ -1,4 +1,4 @@
-"""Dropout that is fast on a CPU and exact to 1/65536."""
+"""Dropout, and layers that are computed together with what follows them."""
 
 from __future__ import annotations
 
@@ -46,9 +46,6 @@ class Dropout(nn.Module):
         if hidden.device.type != "cpu" or torch.compiler.is_compiling():
             return F.dropout(hidden, self.probability)
         return hidden * keep_mask(hidden.shape, self.probability, hidden.dtype)
-
-    def extra_repr(self) -> str:
-        return f"probability={self.probability}"
 
 
 def keep_mask(shape: torch.Size, probability: float, dtype: torch.dtype) -> Tensor:

@@ -26,9 +26,9 @@ from discern.inference.model import Model, model_of
 from discern.inference.predict import examples_of, predictions_of
 from discern.inference.scoring import CorpusScore, Score, TextScorer, load_scorer, token_values
 from discern.model_files.folder import TaskModel, open_model
+from discern.model_files.hub import local_model
 from discern.progress import Silent
 from discern.serve.requests import Pooling
-from discern.storage.hub import local_model
 from discern.training.distributed import choose_device
 
 Verb = Literal["detect", "fill", "score", "embed", "predict"]

@@ -1,1 +1,1 @@
-"""Encoder 'bert': the architecture of BERT and ELECTRA, and the two towers of Electric."""
+"""Encoder 'bert': the architecture of BERT and ELECTRA."""

@@ -97,7 +97,7 @@ def two_tower_generator(embeddings: TokenEmbeddings, config: ModelConfig, *, gra
     Raises:
         ConfigError: the encoder cannot be built to read in one direction.
     """
-    able = [name for name in encoders.names() if _one_way(name)]
+    able = [name for name in encoders.names() if encoders.load(name).one_way]
     if config.encoder not in able:
         raise ConfigError(
             f"the two towers each read in one direction, which encoder '{config.encoder}' cannot",
@@ -118,8 +118,3 @@ def _joined(
         same = document_ids[:, :-1] == document_ids[:, 1:]
         joined = same if joined is None else joined & same
     return None if joined is None else joined[..., None]
-
-
-def _one_way(name: str) -> bool:
-    kind: type[Encoder] = encoders.load(name)
-    return kind.one_way

@@ -13,6 +13,7 @@ class TwoTowerArchitecture(ElectraArchitecture):
 
     titles = {"discern-two-tower": "two towers"}
     beside_only = True
+    parts = (*ElectraArchitecture.parts, "left.", "right.")  # type: ignore[assignment]
     classes = {"words": "DiscernTwoTowerForMaskedLM"}
 
     def check(self, sizes: ModelConfig, predicts: Predicts, *, bilinear: bool) -> None:
