@@ -16,7 +16,7 @@ from discern.data.tokenizer import load_tokenizer
 from discern.inference import model as library
 from discern.inference.detection import detect
 from discern.inference.fill import fill
-from discern.inference.predict import refuse_other_than_list, refuse_other_than_texts
+from discern.inference.predict import list_of_texts, refuse_other_than_list
 from discern.inference.scoring import load_scorer
 from discern.model_files.export import export
 from discern.objectives.base import Objective
@@ -169,6 +169,11 @@ def test_a_table_is_not_taken_for_a_list_of_its_columns(table: Any) -> None:
     assert "data['text']" in str(caught.value.hint)
 
 
+def test_a_generator_of_texts(run: discern.Model) -> None:
+    assert run.detect_many(text for text in TEXTS) == run.detect_many(TEXTS)
+    np.testing.assert_array_equal(run.encode(text for text in TEXTS), run.encode(TEXTS))
+
+
 def test_a_single_text_is_not_taken_for_a_list_of_its_characters(run: discern.Model) -> None:
     for ask in (run.encode, run.score, run.detect_many, run.score_tokens):
         with pytest.raises(discern.ConfigError, match="found a single text") as caught:
@@ -180,7 +185,7 @@ def test_an_unknown_pooling_and_scorer(run: discern.Model) -> None:
     with pytest.raises(discern.ConfigError, match="unknown pooling 'max'"):
         run.encode(["x"], pooling="max")  # type: ignore[call-overload]
     with pytest.raises(discern.ConfigError, match="item 1 is nan, expected a text"):
-        refuse_other_than_texts(["x", float("nan")])
+        list_of_texts(["x", float("nan")])
     with pytest.raises(discern.ConfigError, match="elctric"):
         run.score(["x"], "elctric")
 

@@ -52,11 +52,16 @@ def test_mlm_scoring_is_ordered_by_number(tmp_path: Path) -> None:
 
 def test_espnet(tmp_path: Path) -> None:
     output = [
-        {"name": "target1[1]", "rec_text": "▁the▁cat<eos>", "score": -0.5, "text": "THE CAT", "rec_token": "x"},
-        {"name": "target1[2]", "rec_text": "the cad <eos>", "score": -0.75},
+        {"name": "target1[1]", "rec_text": "▁the▁cat<eos>", "score": -0.5, "text": None, "rec_token": "x"},
+        {"name": "target1[2]", "rec_text": "the cad <eos>", "score": -0.75, "text": "THE CAT"},
     ]
     (found,) = read_nbest(written(tmp_path / "data.json", {"utts": {"u1": {"input": [], "output": output, "utt2spk": "s"}}}))
     assert found == NBest("u1", (Hypothesis("the cat", -0.5), Hypothesis("the cad", -0.75)), "THE CAT")
+
+
+def test_a_null_does_not_hide_another_name(tmp_path: Path) -> None:
+    record = {"reference": None, "ref": "a", "nbest": [{"text": None, "transcript": "b", "score": None, "confidence": 1}]}
+    assert read_nbest(written(tmp_path / "a.json", json.dumps(record))) == [NBest(1, (Hypothesis("b", 1.0),), "a")]
 
 
 def test_vosk_lines_are_numbered(tmp_path: Path) -> None:

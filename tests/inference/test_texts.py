@@ -89,6 +89,7 @@ def test_wrong_brackets_are_named(line: str, said: str, tmp_path: Path) -> None:
         ('"wrong": [[4, 4]]', "span 4 to 4 has no word"),
         ('"wrong": [["3", 4]]', "'wrong.0.start': input should be a valid integer"),
         ('"wrong": [[true, 4]]', "'wrong.0.start': input should be a valid integer"),
+        ('"wrong": [[4, 7, "typo", 1]]', "'wrong.0': input should be a valid dictionary"),
         ('"wrong": [4]', "'wrong.0': input should be a valid dictionary"),
         ('"wrong": [{"start": 4}]', "'wrong.0.end' is missing"),
         ('"wrong": "dog"', "'wrong': input should be a valid list"),

@@ -9,6 +9,7 @@ import sys
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ from discern.model_files.huggingface import HuggingFaceFolder
 from discern.model_files.serving import Serving, StoredPooling, read_pooling, write_sentence_transformers
 from discern.models.config import ModelConfig, build_config
 from discern.progress import Silent
+from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Labels
 from discern.tasks.readers.text_groups import GroupColumns
 from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, Made, make_finetuned
@@ -194,6 +196,21 @@ def test_eight_bits_are_compared_on_texts(run: Path, served: Path, tmp_path: Pat
     (tmp_path / "texts.txt").write_text("\u200b\n\n", encoding="utf-8")
     with pytest.raises(ConfigError, match="has text"):
         exported(run, tmp_path / "out", onnx=True, int8=True, texts=tmp_path / "texts.txt")
+
+
+def test_an_answer_agrees_if_its_start_and_its_end_do() -> None:
+    settings: Any = {"head": SpanHead.__new__(SpanHead), "corrupts": None, "decision": "largest"}
+    graph: Any = SimpleNamespace(decisive=("start", "end"), per_token=("start", "end"), **settings)
+    rows = [(np.arange(4), np.array([0, 0, 1, 1]))] * 4
+    kept, moved = np.array([0.0, 9.0, 1.0, 2.0]), np.array([0.0, 9.0, 2.0, 1.0])  # the question's own tokens do not count
+    model = [{"start": kept, "end": kept}] * 4
+    copy = [
+        {"start": kept, "end": kept},
+        {"start": moved, "end": kept},
+        {"start": kept, "end": moved},
+        {"start": kept, "end": kept},
+    ]
+    assert onnx.compare(graph, rows, model, copy)["agreement"] == 0.5
 
 
 def opposite(source: Path, out: Path, **_: Any) -> None:

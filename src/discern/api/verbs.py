@@ -512,8 +512,8 @@ def overrides_of(settings: Settings | None) -> tuple[str, ...]:
 
 
 def _listed(given: Any) -> list[Any]:
-    """One value or several, as a list."""
-    return [given] if isinstance(given, str | Path) else list(given)
+    """One value, several or None, as a list."""
+    return [given] if isinstance(given, str | Path) else list(given or ())
 
 
 def _path(path: PathLike | None) -> Path | None:

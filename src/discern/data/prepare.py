@@ -28,10 +28,10 @@ from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.object_stores import shown
-from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.sources.problems import ProblemLog
 from discern.data.sources.remote import remote_address
-from discern.data.stages.engines import EngineName, engine_of
-from discern.data.stages.run import Staged, Work
+from discern.data.stages.engines import Engine, EngineName, engine_of
+from discern.data.stages.run import Work
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.languages import find_language
@@ -121,7 +121,7 @@ def prepare(
         if in_stages:
             with engine_of(engine, asked.build.workers) as runs:
                 work = asked.begin(None, progress, overwrite=overwrite)
-                made = _of_stages(work, work.run(runs, folder.path, progress))
+                made = _in_stages(work, runs, folder.path, progress)
         else:
             work, made = None, _in_one_pass(asked, search, folder.path, progress)
         report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
@@ -177,7 +177,7 @@ def merge(out: Path, *, workers: int, overwrite: bool = False, engine: EngineNam
     asked = _Asked(plan.inputs, out, target, None, None, plan.corpus, plan.build, plan.settings, before)
     with _advising_on_interruption(out, progress, goes_on=True), OutputFolder(target).staged() as folder:
         with engine_of(engine, workers) as runs:
-            made = _of_stages(work, work.run(runs, folder.path, progress))
+            made = _in_stages(work, runs, folder.path, progress)
         report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
     work.discard()
     return report
@@ -253,8 +253,7 @@ class _Made:
     built: Built
     tokenizer: Tokenizer
     trained: TrainedTokenizer | None
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
+    problems: ProblemLog
     overlap: tuple[FileOverlap, ...] | None = None
 
 
@@ -269,31 +268,33 @@ def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, prog
     reading = CorpusProgress(progress, "tokenizing", text)
     built = build_shards(reading.read(problems), encoder, asked.build, folder, reading, search)
     overlap = search.results() if search is not None else None
-    return _Made(built, encoder, trained, problems.summary(), problems.notes, overlap)
+    return _Made(built, encoder, trained, problems, overlap)
 
 
-def _of_stages(work: Work, staged: Staged) -> _Made:
-    if not staged.built.statistics.documents:
+def _in_stages(work: Work, engine: Engine, folder: Path, progress: Progress) -> _Made:
+    built, problems = work.run(engine, folder, progress)
+    if not built.statistics.documents:
         work.discard()  # of no use to another command
-    return _Made(staged.built, work.tokenizer, work.trained, staged.problems, staged.notes)
+    return _Made(built, work.tokenizer, work.trained, problems)
 
 
 def _publish(
     asked: _Asked, made: _Made, folder: StagedFolder, began: float, *, overwrite: bool, progress: Progress
 ) -> PrepareReport:
     """Write the manifest and publish the data set, or repair one that is there."""
-    for line in made.notes:
+    problems = made.problems.summary()
+    for line in made.problems.notes:
         progress.note(line)
     if not made.built.statistics.documents:
         if left_out := made.built.filtered:
             raise all_left_out(left_out)
-        found = "".join(f"; {problem}" for problem in made.problems)
+        found = "".join(f"; {problem}" for problem in problems)
         raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
     before, info = asked.before, describe(made.tokenizer, made.trained)
     # What is known of the same text is kept.
     overlap = made.overlap if made.overlap is not None else before.overlap if before is not None else None
     manifest = write_header(
-        folder.path, made.tokenizer, info, made.built, tuple(map(shown, asked.inputs)), asked.settings, made.problems, overlap
+        folder.path, made.tokenizer, info, made.built, tuple(map(shown, asked.inputs)), asked.settings, problems, overlap
     )
     unchanged = before is not None and before.fingerprint == manifest.fingerprint
     if before is not None and not unchanged:

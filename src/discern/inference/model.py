@@ -20,7 +20,7 @@ from discern.errors import ConfigError
 from discern.inference.detection import Detection, Detector, detect_all, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
 from discern.inference.fill import FilledToken, Filler, fill_masks, load_filler
-from discern.inference.predict import examples_of, predictions_of, refuse_other_than_texts
+from discern.inference.predict import examples_of, list_of_texts, predictions_of
 from discern.inference.scoring import Score, TextScorer, load_scorer
 from discern.inference.texts import TextReport
 from discern.model_files.finetuned import FinetunedFolder
@@ -132,16 +132,16 @@ class Model:
     @overload
     def encode(
         self,
-        texts: Sequence[str],
+        texts: Iterable[str],
         pooling: Literal["auto", "mean", "mean-all", "cls", "first"] = "auto",
         *,
         normalize: bool | None = None,
         size: int | None = None,
     ) -> Float[np.ndarray, "N S"]: ...
     @overload
-    def encode(self, texts: Sequence[str], pooling: Literal["none"]) -> list[Float[np.ndarray, "T D"]]: ...
+    def encode(self, texts: Iterable[str], pooling: Literal["none"]) -> list[Float[np.ndarray, "T D"]]: ...
     def encode(
-        self, texts: Sequence[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
+        self, texts: Iterable[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
     ) -> Float[np.ndarray, "N S"] | list[Float[np.ndarray, "T D"]]:
         """Turn texts into vectors: hidden states of the last layer, in float32; the values that `discern embed` writes.
 
@@ -171,13 +171,11 @@ class Model:
         """
         return self.detect_many([text])[0]
 
-    def detect_many(self, texts: Sequence[str]) -> list[Detection]:
+    def detect_many(self, texts: Iterable[str]) -> list[Detection]:
         """Like `detect`, for many texts."""
+        return detect_all(self._detector, list_of_texts(texts), Silent(), _warn)
 
-        refuse_other_than_texts(texts)
-        return detect_all(self._detector, texts, Silent(), _warn)
-
-    def score(self, texts: Sequence[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
+    def score(self, texts: Iterable[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
         """Score each text by how likely it is, in nats; higher is likelier.
 
         Args:
@@ -188,7 +186,7 @@ class Model:
         """
         return np.array([score.total for score in self.score_tokens(texts, scorer)], np.float64)
 
-    def score_tokens(self, texts: Sequence[str], scorer: str | None = None) -> list[Score]:
+    def score_tokens(self, texts: Iterable[str], scorer: str | None = None) -> list[Score]:
         """Like `score`, with the score of each token."""
         if scorer not in self._scorers:
             self._scorers[scorer] = load_scorer(self._opened, scorer, self.device, warn=_warn)
@@ -261,10 +259,10 @@ class Model:
     def _filler(self) -> Filler:
         return load_filler(self._opened, _warn, self.device)
 
-    def _by_blocks(self, texts: Sequence[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
+    def _by_blocks(self, texts: Iterable[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
         """Results of blocks of texts, so that little more than the results is held in memory."""
-        refuse_other_than_texts(texts)
-        return [each for first in range(0, len(texts), _BLOCK) for each in work(texts[first : first + _BLOCK])]
+        found = list_of_texts(texts)
+        return [each for first in range(0, len(found), _BLOCK) for each in work(found[first : first + _BLOCK])]
 
 
 def _shown(prediction: Prediction, kind: str) -> dict[str, Any]:

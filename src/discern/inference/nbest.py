@@ -8,7 +8,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AliasChoices, BeforeValidator, Field
+from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
 from discern.errors import DataError
 from discern.parsing import json_value
@@ -17,7 +17,7 @@ from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json,
 
 _FORMS = (
     'expected JSON lines {"id": ..., "reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, or the JSON of '
-    "ESPnet, of mlm-scoring, or of Vosk"
+    "ESPnet, of mlm-scoring, or of Vosk; leave out inputs without hypotheses, and give 0 as the score of a system that has none"
 )
 _LISTS = ("hypotheses", "alternatives", "nbest")
 
@@ -56,12 +56,20 @@ def _clean(value: Any) -> Any:
 _Text = Annotated[str, BeforeValidator(_clean)]
 
 
-class _HypothesisRecord(Record):
+class _WithoutNulls(Record):
+    @model_validator(mode="before")
+    @classmethod
+    def _drop(cls, value: Any) -> Any:
+        """A null under one name of a field must not hide the value under another."""
+        return {key: each for key, each in value.items() if each is not None} if isinstance(value, dict) else value
+
+
+class _HypothesisRecord(_WithoutNulls):
     text: _Text = Field(validation_alias=AliasChoices("text", "transcript"))
     score: float = Field(validation_alias=AliasChoices("score", "confidence"))
 
 
-class _NBestRecord(Record):
+class _NBestRecord(_WithoutNulls):
     id: Any = None
     reference: _Text | None = Field(None, validation_alias=AliasChoices("reference", "ref"))
     hypotheses: list[_HypothesisRecord] = Field(min_length=1, validation_alias=AliasChoices(*_LISTS))
@@ -156,6 +164,6 @@ def _espnet(where: str, name: str, record: Any) -> Mapping[str, Any]:
         texts = [" ".join(output["rec_text"].replace("<eos>", " ").replace("\u2581", " ").split()) for output in outputs]
         return {
             "id": name,
-            "reference": next((output["text"] for output in outputs if "text" in output), None),
+            "reference": next((output["text"] for output in outputs if isinstance(output.get("text"), str)), None),
             "hypotheses": [{"text": text, "score": output["score"]} for text, output in zip(texts, outputs, strict=True)],
         }

@@ -203,12 +203,14 @@ def refuse_other_than_list(texts: Any) -> None:
         raise ConfigError(f"expected a list of texts, found a {kind}", hint="give one of its columns, such as data['text']")
 
 
-def refuse_other_than_texts(texts: Iterable[Any]) -> None:
-    """Raise a ConfigError for what is no list, and for items that are no texts, such as the gaps of a column."""
+def list_of_texts(texts: Iterable[Any]) -> list[str]:
+    """The texts as a list; a ConfigError for what is no list, and for items that are no texts, such as the gaps of a column."""
     refuse_other_than_list(texts)
-    for number, text in enumerate(texts):
+    found = list(texts)
+    for number, text in enumerate(found):
         if not isinstance(text, str):
             raise _Refusal(number, "text")(text)
+    return found
 
 
 def _wants(task: Task[Any], record: Mapping[str, Any]) -> str:

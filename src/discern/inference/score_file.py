@@ -50,7 +50,10 @@ def score_lines(
     finally:
         progress.finish()
     if not done:
-        raise DataError(f"{source if isinstance(source, Path) else 'the text'} has no lines", hint="give one sentence per line")
+        raise DataError(
+            f"{input_lines(source)[0] if isinstance(source, Path) else 'the text'} has no lines",
+            hint="give one sentence per line",
+        )
     report.finish()
 
 

@@ -176,7 +176,7 @@ def _text(record: dict[str, Any], field: str, where: str, option: str = "--text-
 
 def _as_object(span: Any) -> Any:
     """A span [start, end] as an object."""
-    return dict(zip(("start", "end", "kind"), span, strict=False)) if isinstance(span, list) else span
+    return dict(zip(("start", "end", "kind"), span, strict=False)) if isinstance(span, list) and len(span) < 4 else span
 
 
 class _Span(Record):

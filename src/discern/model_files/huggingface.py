@@ -59,7 +59,6 @@ PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": t
 SETTINGS_NAME = "discern.toml"
 TASK_HEAD, TASK_RECORD = "task_head", "record"
 """Keys of the mark of an exported task: the file with its head if it is separate ("" if it has no weights), and its record."""
-_MOST_LABELS = 100_000
 # For a model of which only the head is known. Every question has an answer, as is the default in transformers.
 _FAMILIES = {"classification": "classification", "tagging": "tagging", "span": "squad1"}
 _METRICS = {"classification": ("accuracy",), "tagging": ("f1", "precision", "recall", "accuracy"), "span": ("exact_match", "f1")}
@@ -565,7 +564,7 @@ class HuggingFaceFolder(ModelFolder):
     def _label_names(self) -> list[str]:
         """The label of each output, in order; LABEL_0 and so on if config.json has no names, as in transformers."""
         count = self.config_json.get("num_labels", 2)
-        named = self.config_json.get("id2label") or {str(number): f"LABEL_{number}" for number in range(min(count, _MOST_LABELS))}
+        named = self.config_json.get("id2label") or {str(number): f"LABEL_{number}" for number in range(min(count, 100_000))}
         return [str(named[str(number)]) for number in range(len(named))]
 
     @torch.no_grad()

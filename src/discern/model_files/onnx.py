@@ -420,7 +420,10 @@ def compare(graph: Graph, rows: Sequence[Row], model: Sequence[Arrays], copy: Se
         varies = spread > 0 and float(theirs.std()) > 0
         agreement = float(np.corrcoef(ours, theirs)[0, 1]) if varies else float(largest == 0)
     else:
-        agreement = float(np.mean(np.concatenate([np.ravel(_agreement(graph.decision, *pair)) for pair in pairs])))
+        same = [np.ravel(_agreement(graph.decision, *pair)) for pair in pairs]
+        if isinstance(graph.head, SpanHead):  # an answer is its start and its end
+            same = [start & end for start, end in zip(same[::2], same[1::2], strict=True)]
+        agreement = float(np.mean(np.concatenate(same)))
     return {"largest_difference": largest, "spread": spread, "agreement": agreement, "decision": graph.decision}
 
 

@@ -285,7 +285,7 @@ def test_a_machine_that_does_not_see_the_folder(text: Path) -> None:
 
 def test_another_version_on_one_machine(text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_part(text, 0)
-    planning.plan_of_task.cache_clear()
+    planning.job_of_task.cache_clear()
     monkeypatch.setattr(planning, "library_versions", lambda _: {"discern": "0.0.1", "tokenizers": "0"})
     with pytest.raises(DataError, match=r"discern 0\.0\.1"):
         do(text, ("pieces", 0))
@@ -345,7 +345,7 @@ def test_planted_near_duplicates_are_removed_and_nothing_else(tmp_path: Path, mo
     assert alone.manifest.statistics.model_dump(include=same) == report.manifest.statistics.model_dump(include=same)
 
 
-@pytest.mark.parametrize(("name", "place"), [("bands", 0), ("signatures", 8), ("sections", 8)])
+@pytest.mark.parametrize(("name", "place"), [("band-00", 0), ("signatures", 8)])
 def test_damage_to_signatures_is_noticed_and_mended(
     tmp_path: Path, name: str, place: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

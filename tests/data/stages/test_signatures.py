@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from discern.data.near_duplicates import HASHES, Banding
-from discern.data.stages import signatures as files
 from discern.data.stages.results import result_folder
 from discern.data.stages.signatures import checked_rows, read_signatures, read_slice, with_checks, write_bands
 from discern.errors import DataError
@@ -17,10 +16,9 @@ BANDING = Banding.of(0.8)
 DOCUMENTS = 1000
 
 
-@pytest.fixture(params=[1 << 13, 100], ids=["one section", "eight sections"])
-def piece(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, np.ndarray]:
+@pytest.fixture
+def piece(tmp_path: Path) -> tuple[Path, np.ndarray]:
     """The folder of a piece, and the signatures of its documents: every third a copy, and one without words."""
-    monkeypatch.setattr(files, "_DOCUMENTS_PER_SECTION", request.param)
     drawn = np.random.default_rng(0).integers(0, 1 << 32, (DOCUMENTS, HASHES), dtype=np.uint32)
     drawn[2::3] = drawn[: len(drawn[2::3])]
     drawn[7] = 0xFFFFFFFF
@@ -35,7 +33,7 @@ def test_the_slices_of_a_band_are_the_band(piece: tuple[Path, np.ndarray], parts
     folder, signatures = piece
     for band in (0, 7, BANDING.bands - 1):
         expected = BANDING.keys(signatures, band)
-        slices = [read_slice(folder, BANDING, band, part, parts) for part in range(parts)]
+        slices = [read_slice(folder, band, part, parts) for part in range(parts)]
         keys, documents = (np.concatenate(each) for each in zip(*slices, strict=True))
         assert len(keys) == DOCUMENTS - 1
         assert (np.diff(keys.astype(object)) >= 0).all()
@@ -47,31 +45,27 @@ def test_the_slices_of_a_band_are_the_band(piece: tuple[Path, np.ndarray], parts
         assert all(len(found) > DOCUMENTS // parts // 2 for found, _ in slices)
 
 
-def test_a_task_reads_and_checks_its_slice_only(piece: tuple[Path, np.ndarray]) -> None:
+def test_a_task_reads_and_checks_its_band_only(piece: tuple[Path, np.ndarray]) -> None:
     folder, _ = piece
-    whole = [read_slice(folder, BANDING, 3, part, 8)[0] for part in range(8)]
-    content = bytearray((folder / "bands").read_bytes())
-    content[3 * (DOCUMENTS - 1) * 12] ^= 1  # the first key of the fourth band
-    (folder / "bands").write_bytes(content)
-    with pytest.raises(DataError, match="bands is damaged") as raised:
-        read_slice(folder, BANDING, 3, 0, 8)
+    content = bytearray((folder / "band-03").read_bytes())
+    content[0] ^= 1
+    (folder / "band-03").write_bytes(content)
+    with pytest.raises(DataError, match="band-03 is damaged") as raised:
+        read_slice(folder, 3, 0, 8)
     assert "run the same command again" in str(raised.value.hint)
-    read_slice(folder, BANDING, 2, 7, 8)
-    read_slice(folder, BANDING, 4, 0, 8)
-    if files._DOCUMENTS_PER_SECTION == 100:
-        np.testing.assert_array_equal(read_slice(folder, BANDING, 3, 1, 8)[0], whole[1])
+    read_slice(folder, 2, 7, 8)
+    read_slice(folder, 4, 0, 8)
 
 
 def test_a_file_that_is_cut_short_or_missing(piece: tuple[Path, np.ndarray]) -> None:
     folder, _ = piece
-    content = (folder / "bands").read_bytes()
-    (folder / "bands").write_bytes(content[:-1])
-    read_slice(folder, BANDING, 0, 0, 1)
-    with pytest.raises(DataError, match="bands is damaged"):
-        read_slice(folder, BANDING, BANDING.bands - 1, 0, 1)
-    (folder / "bands").unlink()
-    with pytest.raises(DataError, match="bands cannot be read"):
-        read_slice(folder, BANDING, 0, 0, 1)
+    content = (folder / "band-00").read_bytes()
+    (folder / "band-00").write_bytes(content[:-1])
+    with pytest.raises(DataError, match="band-00 is damaged"):
+        read_slice(folder, 0, 0, 1)
+    (folder / "band-00").unlink()
+    with pytest.raises(DataError, match="band-00 cannot be read"):
+        read_slice(folder, 0, 0, 1)
     (folder / "signatures").write_bytes(b"short")
     with pytest.raises(DataError, match="signatures is cut short or missing"):
         read_signatures(folder, DOCUMENTS)

@@ -31,6 +31,16 @@ def test_the_frame_and_padding_are_not_counted() -> None:
     assert (counter.unknown, counter.tokens) == (2, 7)
 
 
+def test_an_unknown_token_of_a_unigram_model_is_counted_although_it_is_named_by_its_text() -> None:
+    tokenizer = small_tokenizer("unigram")
+    counter = UnknownTokens(tokenizer)
+    encoding = tokenizer.encode("the \u0e01\u0e02 cat", add_special_tokens=False)
+    assert encoding.ids.count(special_ids(tokenizer)["unk"]) == 1
+    assert "[UNK]" not in encoding.tokens
+    counter.add_tokens(encoding.tokens)
+    assert (counter.unknown, counter.tokens) == (1, len(encoding))
+
+
 def test_a_low_share_is_a_note_and_a_high_one_a_warning_with_advice() -> None:
     tokenizer = small_tokenizer("wordpiece, lower-cased")
     counter = UnknownTokens(tokenizer)

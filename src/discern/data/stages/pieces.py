@@ -6,12 +6,10 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from jaxtyping import Int
-from tokenizers import Tokenizer
 
 from discern.data.dataset.build import chunks_of
 from discern.data.dataset.manifest import ShardInfo
@@ -21,8 +19,8 @@ from discern.data.filters import Rules
 from discern.data.near_duplicates import HASHES, Banding, Signer
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
-from discern.data.stages.plan import Plan, check_unchanged
-from discern.data.stages.results import read_array, result_folder, values_of
+from discern.data.stages.plan import PrepareJob, check_unchanged
+from discern.data.stages.results import Aside, result_of, values_of
 from discern.data.stages.signatures import read_signatures, with_checks, write_bands
 from discern.data.tokenizer import vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, DocumentEncoder, TokenBlock, token_dtype
@@ -35,19 +33,15 @@ _WIDEST_GAP = 64
 _WINDOW_TOKENS = 1 << 22
 
 
-def piece_folder(work: Path, index: int) -> Path:
-    """The result of a piece."""
-    return work / "pieces" / f"{index:06d}"
-
-
-def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None:
+def make_piece(job: PrepareJob, index: int, aside: Aside) -> None:
     """Read the inputs of a piece, tokenize them, and write the tokens.
 
     Raises:
         DataError: an input cannot be read or has changed since the plan was made, or the result cannot be written.
         ConfigError: the records have no such field, or an optional package is missing.
     """
-    encoder = _encoder(tokenizer.to_str(), plan.build.segmenter)
+    plan = job.plan
+    encoder = _encoder(job.tokenizer.to_str(), plan.build.segmenter)
     text, problems = Corpus.of(plan.pieces[index], plan.corpus), ProblemLog()
     bytes_read = characters = empty = 0
     rules, unknown, filtered = Rules(plan.build.filters), Counter[str](), Counter[str]()
@@ -57,76 +51,63 @@ def make_piece(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None
         bytes_read += size
 
     signer = _signer() if plan.build.near_duplicates is not None else None
-    with result_folder(piece_folder(work, index)) as aside:
-        block = ShardFiles(aside.path, _BLOCK)
-        with ExitStack() as stack:
-            stack.callback(block.abandon)
-            columns = {name: stack.enter_context((aside.path / name).open("xb")) for name in _COLUMNS[: 3 if signer else 2]}
-            for read in chunks_of(text.documents(problems, count)):
-                documents, left_out = rules.apply(read)
-                filtered += left_out
-                chunk = encoder.encode(documents)
-                block.append(chunk.block)
-                columns["digests"].write(chunk.block.digests.tobytes())
-                counts = np.array([sum(map(len, document)) for document in documents], dtype="<i8")
-                columns["characters"].write(counts[chunk.kept].tobytes())
-                if signer is not None:
-                    columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
-                characters += chunk.characters
-                empty += int((~chunk.kept).sum())
-                unknown += chunk.unknown
-            check_unchanged(work, plan.pieces[index])
-            for column in columns.values():
-                sync_file(column)
-            info = block.close()
-        if plan.build.near_duplicates is not None:
-            signatures = read_signatures(aside.path, info.num_documents)[:, :HASHES]
-            write_bands(aside.path, signatures, Banding.of(plan.build.near_duplicates))
-        aside.values = {
-            "block": info.model_dump(mode="json"),
-            "characters": characters,
-            "empty": empty,
-            "bytes_read": bytes_read,
-            "unknown": unknown,
-            "filtered": filtered,
-            "problems": [problem.model_dump(mode="json") for problem in problems.summary()],
-            "notes": list(problems.notes),
-        }
+    block = ShardFiles(aside.path, _BLOCK)
+    with ExitStack() as stack:
+        stack.callback(block.abandon)
+        columns = {name: stack.enter_context((aside.path / name).open("xb")) for name in _COLUMNS[: 3 if signer else 2]}
+        for read in chunks_of(text.documents(problems, count)):
+            documents, left_out = rules.apply(read)
+            filtered += left_out
+            chunk = encoder.encode(documents)
+            block.append(chunk.block)
+            columns["digests"].write(chunk.block.digests.tobytes())
+            counts = np.array([sum(map(len, document)) for document in documents], dtype="<i8")
+            columns["characters"].write(counts[chunk.kept].tobytes())
+            if signer is not None:
+                columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
+            characters += chunk.characters
+            empty += int((~chunk.kept).sum())
+            unknown += chunk.unknown
+        check_unchanged(job.folder, plan.pieces[index])
+        for column in columns.values():
+            sync_file(column)
+        info = block.close()
+    if plan.build.near_duplicates is not None:
+        signatures = read_signatures(aside.path, info.num_documents)[:, :HASHES]
+        write_bands(aside.path, signatures, Banding.of(plan.build.near_duplicates))
+    aside.values = {
+        "block": info.model_dump(mode="json"),
+        "characters": characters,
+        "empty": empty,
+        "bytes_read": bytes_read,
+        "unknown": unknown,
+        "filtered": filtered,
+        "problems": [problem.model_dump(mode="json") for problem in problems.summary()],
+        "notes": list(problems.notes),
+    }
 
 
 class Pieces:
     """The documents of all pieces, numbered in the order of the input.
 
-    Args:
-        work: folder of the results.
-        plan: the plan.
-        tokenizer: tokenizer of the data set.
+    Attributes:
+        folders: the result of each piece.
+        values: what the task of each piece found.
+        firsts: the number of the first document of each piece, and of all documents.
     """
 
-    def __init__(self, work: Path, plan: Plan, tokenizer: Tokenizer) -> None:
-        self._work = work
-        self._dtype = token_dtype(vocab_size(tokenizer)).newbyteorder("<")
-        self.values: list[dict[str, Any]] = [values_of(piece_folder(work, index)) for index in range(len(plan.pieces))]
+    def __init__(self, job: PrepareJob) -> None:
+        self._dtype = token_dtype(vocab_size(job.tokenizer)).newbyteorder("<")
+        self.folders = [result_of(job.folder, "pieces", index) for index in range(len(job.plan.pieces))]
+        self.values: list[dict[str, Any]] = [values_of(folder) for folder in self.folders]
         counts = [found["block"]["num_documents"] for found in self.values]
         self.firsts: Int[np.ndarray, " bounds"] = np.cumsum([0, *counts])
         self._open: tuple[int, Shard] | None = None
-
-    def folder(self, index: int) -> Path:
-        """The result of a piece."""
-        return piece_folder(self._work, index)
 
     @property
     def num_documents(self) -> int:
         """Number of documents with tokens."""
         return int(self.firsts[-1])
-
-    def array(self, index: int, name: str, dtype: str, columns: int | None = None) -> np.ndarray:
-        """An array of a piece; see `read_array`."""
-        return read_array(piece_folder(self._work, index), name, dtype, columns)
-
-    def digests(self, index: int) -> np.ndarray:
-        """(D, 16) digests of the documents of a piece."""
-        return self.array(index, "digests", "u1", DIGEST_BYTES)
 
     def lengths(self, index: int) -> Int[np.ndarray, " D"]:
         """(D,) number of tokens of each document of a piece."""
@@ -166,7 +147,7 @@ class Pieces:
     def _shard(self, index: int) -> Shard:
         if self._open is None or self._open[0] != index:
             info = ShardInfo.model_validate(self.values[index]["block"])
-            self._open = index, Shard(piece_folder(self._work, index), info, self._dtype, 0)
+            self._open = index, Shard(self.folders[index], info, self._dtype, 0)
         return self._open[1]
 
 

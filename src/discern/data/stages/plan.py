@@ -14,15 +14,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Literal
 
+from pydantic import ConfigDict, TypeAdapter
 from tokenizers import Tokenizer
 
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
 from discern.data.dataset.publish import library_versions
 from discern.data.sources.corpus import Corpus, Input
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.sources.object_stores import shown
 from discern.data.tokenizer import prepared
 from discern.errors import DataError
@@ -31,7 +32,6 @@ from discern.storage.files import partial_name, write_bytes
 
 PLAN_NAME = "plan.json"
 TOKENIZER_NAME = "tokenizer.json"
-_FORMAT = "discern-plan-4"  # changes with the files of the tasks, too
 
 # A piece is what one task reads: small enough that many machines have work, large enough that starting it costs little.
 SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 20, 1 << 28, 256
@@ -53,7 +53,10 @@ class Plan:
         documents, text_field: see `CorpusOptions`.
         build: how documents become shards.
         versions: versions of discern, tokenizers and what filters need, which must be the same on every machine.
+        format: changes with the fields of the plan and with the files of the tasks.
     """
+
+    __pydantic_config__ = ConfigDict(extra="forbid")
 
     inputs: tuple[str, ...]
     settings: dict[str, Setting]
@@ -61,10 +64,11 @@ class Plan:
     parts: int | None
     trained_on: tuple[int, int] | None
     tokenizer: str
-    documents: Any
+    documents: DocumentRule
     text_field: str | None
     build: BuildOptions
     versions: dict[str, str]
+    format: Literal["discern-plan-5"] = "discern-plan-5"
 
     @property
     def corpus(self) -> CorpusOptions:
@@ -77,8 +81,7 @@ class Plan:
 
     def serialized(self) -> bytes:
         """The plan as JSON. A byte of a file name that is not UTF-8 becomes an escape."""
-        values = asdict(self) | {"pieces": [[_written(item) for item in piece] for piece in self.pieces], "format": _FORMAT}
-        return json.dumps(values, indent=1).encode()
+        return json.dumps(asdict(self), indent=1, default=str).encode()
 
     @property
     def fingerprint(self) -> str:
@@ -105,7 +108,8 @@ def make_plan(
         tokenizer=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
         documents=text.options.documents,
         text_field=text.options.text_field,
-        build=replace(build, workers=1),
+        # Validated, so that 0 becomes 0.0, as it does when the plan is read: the fingerprint stays the same.
+        build=TypeAdapter(BuildOptions).validate_python(asdict(build) | {"workers": 1}),
         versions=library_versions(build.filters),
     )
 
@@ -129,20 +133,32 @@ def read_plan(work: Path) -> Plan | None:
         DataError: it is damaged, or another version of discern has written it.
     """
     try:
-        values = json_value((work / PLAN_NAME).read_bytes())
-        if values.pop("format") != _FORMAT:
-            raise ValueError(f"not {_FORMAT}")
-        return _parsed(values)
+        return TypeAdapter(Plan).validate_python(json_value((work / PLAN_NAME).read_bytes()))
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as problem:
+    except (OSError, ValueError) as problem:
         damaged = f"{work / PLAN_NAME} is damaged, or of another version of discern"
         raise DataError(damaged, hint=f"to start over: rm -r '{work}'") from problem
 
 
+@dataclass(frozen=True)
+class PrepareJob:
+    """What the tasks of a data set share.
+
+    Attributes:
+        folder: folder of the plan and of the results. It stays until the data set is published.
+        plan: the plan.
+        tokenizer: tokenizer of the data set.
+    """
+
+    folder: Path
+    plan: Plan
+    tokenizer: Tokenizer
+
+
 @lru_cache(maxsize=2)
-def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
-    """The plan of a task, on the machine that runs it, and its tokenizer.
+def job_of_task(work: str, fingerprint: str) -> PrepareJob:
+    """The job of a task, on the machine that runs it.
 
     Raises:
         DataError: this machine does not see the folder, sees another plan there, or has other versions.
@@ -162,7 +178,7 @@ def plan_of_task(work: str, fingerprint: str) -> tuple[Plan, Tokenizer]:
     content = (folder / TOKENIZER_NAME).read_bytes()
     if hashlib.sha256(content).hexdigest() != plan.tokenizer:
         raise DataError(f"{folder / TOKENIZER_NAME} is not the tokenizer that the work was started with", hint=shared)
-    return plan, prepared(Tokenizer.from_str(content.decode()), "the tokenizer")
+    return PrepareJob(folder, plan, prepared(Tokenizer.from_str(content.decode()), "the tokenizer"))
 
 
 def differences(before: Plan, now: Plan) -> list[str]:
@@ -241,22 +257,6 @@ def _pieces(text: Corpus) -> Iterable[Piece]:
         size += target if item.size is None else item.size
     if piece:
         yield tuple(piece)
-
-
-def _written(item: Input) -> dict[str, Any]:
-    return asdict(item) | {"path": None if item.path is None else str(item.path)}
-
-
-def _parsed(values: dict[str, Any]) -> Plan:
-    values["pieces"] = tuple(tuple(_input(item) for item in piece) for piece in values["pieces"])
-    values["inputs"] = tuple(values["inputs"])
-    values["build"] = BuildOptions(**values["build"] | {"filters": tuple(values["build"]["filters"])})
-    values["trained_on"] = tuple(values["trained_on"]) if values["trained_on"] else None
-    return Plan(**values)
-
-
-def _input(values: dict[str, Any]) -> Input:
-    return Input(**values | {"path": Path(values["path"]) if values["path"] is not None else None})
 
 
 def _listed(found: dict[str, str]) -> str:

@@ -15,7 +15,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -26,6 +26,18 @@ from discern.storage.files import cannot_write, sync_folder, write_file
 
 DONE_NAME = "done.json"
 RUN_AGAIN = "run the same command again, which makes the damaged part again"
+
+Stage = Literal["pieces", "buckets", "clusters", "placed", "shards"]
+
+
+def result_of(work: Path, stage: Stage, index: int = 0) -> Path:
+    """The folder of a task's result.
+
+    Args:
+        work: the folder of the plan.
+        index: number of the task in its stage; two stages have only one.
+    """
+    return work / stage / f"{index:06d}"
 
 
 class Aside:
@@ -111,7 +123,7 @@ def checked(folder: Path, name: str) -> Path:
     return folder / name
 
 
-def read_array(folder: Path, name: str, dtype: str, columns: int | None = None) -> np.ndarray:
+def read_array(folder: Path, name: str, dtype: str | np.dtype, columns: int | None = None) -> np.ndarray:
     """A file of a finished task, mapped into memory, after a comparison with its checksum.
 
     Args:

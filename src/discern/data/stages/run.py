@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -14,13 +14,22 @@ from discern.data.dataset.build import BuildOptions, Built
 from discern.data.dataset.manifest import Setting
 from discern.data.dataset.publish import library_versions
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.problems import Problem
+from discern.data.sources.problems import ProblemLog
 from discern.data.stages import duplicates, shards
 from discern.data.stages.engines import Engine
-from discern.data.stages.pieces import piece_folder
-from discern.data.stages.plan import PLAN_NAME, Plan, differences, make_plan, plan_of_task, read_plan, work_folder, write_plan
-from discern.data.stages.results import DONE_NAME, values_of
-from discern.data.stages.tasks import Stage, Task
+from discern.data.stages.plan import (
+    PLAN_NAME,
+    Plan,
+    PrepareJob,
+    differences,
+    job_of_task,
+    make_plan,
+    read_plan,
+    work_folder,
+    write_plan,
+)
+from discern.data.stages.results import DONE_NAME, Stage, result_of, values_of
+from discern.data.stages.tasks import Task
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
@@ -36,28 +45,8 @@ _DESCRIPTIONS: dict[Stage, str] = {
 }
 
 
-@dataclass(frozen=True)
-class Staged:
-    """What the stages made of the whole input."""
-
-    built: Built
-    problems: tuple[Problem, ...]
-    notes: tuple[str, ...]
-
-
-class Work:
-    """The tasks of a data set, and their results beside it.
-
-    Attributes:
-        folder: folder of the plan and of the results. It stays until the data set is published.
-        plan: the plan.
-        tokenizer: tokenizer of the data set.
-    """
-
-    def __init__(self, folder: Path, plan: Plan, tokenizer: Tokenizer) -> None:
-        self.folder = folder
-        self.plan = plan
-        self.tokenizer = tokenizer
+class Work(PrepareJob):
+    """The tasks of a data set, and their results beside it."""
 
     @classmethod
     def begin(
@@ -131,10 +120,11 @@ class Work:
             raise ConfigError(
                 f"there are no parts of {target} to merge", hint="prepare them first: discern prepare INPUT --out DATA --part 0/2"
             )
-        plan, tokenizer = plan_of_task(str(folder), plan.fingerprint)
-        missing = [index for index in range(len(plan.pieces)) if not (piece_folder(folder, index) / DONE_NAME).is_file()]
+        tokenizer = job_of_task(str(folder), plan.fingerprint).tokenizer
+        results = [result_of(folder, "pieces", index) for index in range(len(plan.pieces))]
+        missing = [index for index, result in enumerate(results) if not (result / DONE_NAME).is_file()]
         if missing:
-            of = plan.parts or 1
+            of = plan.parts
             parts = sorted({index % of for index in missing})
             names = ", ".join(f"{part}/{of}" for part in parts[:_SHOWN]) + (", ..." if len(parts) > _SHOWN else "")
             raise DataError(
@@ -154,24 +144,24 @@ class Work:
         self._run(engine, [("pieces", index) for index in pieces], progress)
         return pieces
 
-    def run(self, engine: Engine, folder: Path, progress: Progress) -> Staged:
-        """Run every stage, without what is finished, and put the shards into a folder.
+    def run(self, engine: Engine, folder: Path, progress: Progress) -> tuple[Built, ProblemLog]:
+        """Run every stage, without what is finished, and put the shards into a folder; returns what was built and noticed.
 
         Raises:
             DataError: the input cannot be read, a result cannot be written, or a machine does not see the folder.
         """
         self._run(engine, [("pieces", index) for index in range(len(self.plan.pieces))], progress)
         if self.plan.build.near_duplicates is not None:
-            buckets = duplicates.num_buckets(self.folder, self.plan, self.tokenizer)
+            buckets = duplicates.num_buckets(self)
             self._run(engine, [("buckets", index) for index in range(buckets)], progress)
             self._run(engine, [("clusters", 0)], progress)
         self._run(engine, [("placed", 0)], progress)
-        count = len(values_of(shards.placed_folder(self.folder))["shards"])
+        count = len(values_of(result_of(self.folder, "placed"))["shards"])
         self._run(engine, [("shards", index) for index in range(count)], progress)
-        built = shards.join(self.folder, self.plan, self.tokenizer, folder)
+        built = shards.join(self, folder)
         if self.plan.build.near_duplicates is not None:
             built = replace(built, near_duplicates=duplicates.summary(self.folder, self.plan.build.near_duplicates))
-        return Staged(built, *shards.joined_problems(self.folder, self.plan, self.tokenizer))
+        return built, shards.joined_problems(self)
 
     def discard(self) -> None:
         """Remove the results of the tasks, after the data set was published."""
@@ -235,8 +225,7 @@ def _trained_before(folder: Path, before: Plan | None) -> TrainedTokenizer | Non
     """The tokenizer that an earlier command trained for the same work."""
     if before is None or before.trained_on is None:
         return None
-    _, tokenizer = plan_of_task(str(folder), before.fingerprint)
-    return TrainedTokenizer(tokenizer, *before.trained_on)
+    return TrainedTokenizer(job_of_task(str(folder), before.fingerprint).tokenizer, *before.trained_on)
 
 
 def _refuse_pipes(text: Corpus) -> None:

@@ -11,30 +11,19 @@ from typing import BinaryIO
 
 import numpy as np
 from jaxtyping import Int
-from tokenizers import Tokenizer
 
 from discern.data.dataset.build import Built, LengthHistogram, in_order, repeated
 from discern.data.dataset.manifest import COUNTS_NAME, SPLITS, FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, ShardFiles
 from discern.data.sources.problems import Problem, ProblemLog
 from discern.data.stages.pieces import Pieces
-from discern.data.stages.plan import Plan
-from discern.data.stages.results import checked, read_array, result_folder, values_of
+from discern.data.stages.plan import PrepareJob
+from discern.data.stages.results import Aside, checked, read_array, result_of, values_of
 from discern.data.tokenizer import special_ids, vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, TokenBlock
 from discern.storage.files import sync_file, write_file
 
 _PLACED_AT_ONCE = 1 << 12
-
-
-def placed_folder(work: Path) -> Path:
-    """The places of all documents."""
-    return work / "placed"
-
-
-def shard_folder(work: Path, index: int) -> Path:
-    """The result of a shard."""
-    return work / "shards" / f"{index:06d}"
 
 
 def shard_name(split: SplitName, number: int) -> str:
@@ -79,44 +68,43 @@ class _Places:
             self._file.close()
 
 
-def place(work: Path, plan: Plan, tokenizer: Tokenizer, removed: Int[np.ndarray, " R"]) -> None:
+def place(job: PrepareJob, removed: Int[np.ndarray, " R"], aside: Aside) -> None:
     """Decide which documents each shard has. Needs the digests and lengths of the documents, not their tokens.
 
     Args:
         removed: numbers of the documents that are left out, ascending.
     """
-    pieces = Pieces(work, plan, tokenizer)
+    plan, pieces = job.plan, Pieces(job)
     chooser = HeldoutSplit(plan.build.heldout, plan.build.seed)
     digests, left = np.empty((pieces.num_documents, DIGEST_BYTES), dtype=np.uint8), 0
     characters = sum(found["characters"] for found in pieces.values)
-    with result_folder(placed_folder(work)) as aside:
-        places = {split: _Places(aside.path, split, plan.build.shard_tokens) for split in SPLITS}
+    places = {split: _Places(aside.path, split, plan.build.shard_tokens) for split in SPLITS}
 
-        def put(placed: Placed) -> None:
-            for split, block in placed:
-                numbers, lengths = block.tokens.reshape(-1, 2).T.astype(np.int64)
-                places[split].append(numbers, lengths)
+    def put(placed: Placed) -> None:
+        for split, block in placed:
+            numbers, lengths = block.tokens.reshape(-1, 2).T.astype(np.int64)
+            places[split].append(numbers, lengths)
 
-        for index in range(len(plan.pieces)):
-            first, stop = pieces.firsts[index : index + 2]
-            kept = np.ones(stop - first, dtype=bool)
-            kept[removed[np.searchsorted(removed, first) : np.searchsorted(removed, stop)] - first] = False
-            characters -= int(pieces.array(index, "characters", "<i8")[~kept].sum())
-            found = pieces.digests(index)[kept]
-            digests[left : left + len(found)] = found
-            left += len(found)
-            numbers, lengths = np.arange(first, stop)[kept], pieces.lengths(index)[kept]
-            for begin in range(0, len(numbers), _PLACED_AT_ONCE):
-                some = slice(begin, begin + _PLACED_AT_ONCE)
-                put(chooser.place(_stand_ins(numbers[some], lengths[some], found[some])))
-        put(chooser.finish())
-        for split in SPLITS:
-            places[split].close()
-        aside.values = {
-            "shards": [{"split": split, "number": number} for split in SPLITS for number in range(places[split].shards)],
-            "duplicates": repeated(digests[:left]),
-            "characters": characters,
-        }
+    for index in range(len(plan.pieces)):
+        first, stop = pieces.firsts[index : index + 2]
+        kept = np.ones(stop - first, dtype=bool)
+        kept[removed[np.searchsorted(removed, first) : np.searchsorted(removed, stop)] - first] = False
+        characters -= int(read_array(pieces.folders[index], "characters", "<i8")[~kept].sum())
+        found = read_array(pieces.folders[index], "digests", "u1", DIGEST_BYTES)[kept]
+        digests[left : left + len(found)] = found
+        left += len(found)
+        numbers, lengths = np.arange(first, stop)[kept], pieces.lengths(index)[kept]
+        for begin in range(0, len(numbers), _PLACED_AT_ONCE):
+            some = slice(begin, begin + _PLACED_AT_ONCE)
+            put(chooser.place(_stand_ins(numbers[some], lengths[some], found[some])))
+    put(chooser.finish())
+    for split in SPLITS:
+        places[split].close()
+    aside.values = {
+        "shards": [{"split": split, "number": number} for split in SPLITS for number in range(places[split].shards)],
+        "duplicates": repeated(digests[:left]),
+        "characters": characters,
+    }
 
 
 def _stand_ins(numbers: Int[np.ndarray, " D"], lengths: Int[np.ndarray, " D"], digests: np.ndarray) -> TokenBlock:
@@ -126,53 +114,52 @@ def _stand_ins(numbers: Int[np.ndarray, " D"], lengths: Int[np.ndarray, " D"], d
     return TokenBlock(pairs.ravel(), np.ones(2 * len(one), dtype=bool), 2 * one, one, np.asarray(digests))
 
 
-def make_shard(work: Path, plan: Plan, tokenizer: Tokenizer, index: int) -> None:
+def make_shard(job: PrepareJob, index: int, aside: Aside) -> None:
     """Write a shard, with the counts of its tokens."""
-    pieces = Pieces(work, plan, tokenizer)
-    found = values_of(placed_folder(work))["shards"][index]
+    placed = result_of(job.folder, "placed")
+    found = values_of(placed)["shards"][index]
     name = shard_name(found["split"], found["number"])
-    numbers = read_array(placed_folder(work), name, "<i8")
-    unknown_id = special_ids(tokenizer)["unk"]
-    counts = np.zeros(vocab_size(tokenizer), dtype="<i8")
+    numbers = read_array(placed, name, "<i8")
+    counts = np.zeros(vocab_size(job.tokenizer), dtype="<i8")
     documents, sentences, words = LengthHistogram(), LengthHistogram(), 0
-    with result_folder(shard_folder(work, index)) as aside:
-        shard = ShardFiles(aside.path, name)
-        try:
-            for block in pieces.blocks(np.asarray(numbers)):
-                shard.append(block)
-                words += int(block.word_starts.sum())
-                counts += np.bincount(block.tokens, minlength=len(counts))
-                documents.add(block.document_lengths)
-                sentences.add(block.sentence_lengths)
-        except BaseException:
-            shard.abandon()
-            raise
-        info = shard.close()
-        aside.write("counts", counts)
-        aside.write("lengths", np.stack([documents.to_array(), sentences.to_array()]).astype("<i8"))
-        aside.values = {
-            "split": found["split"],
-            "shard": info.model_dump(mode="json"),
-            "words": words,
-            "unknown": int(counts[unknown_id]),
-        }
+    shard = ShardFiles(aside.path, name)
+    try:
+        for block in Pieces(job).blocks(np.asarray(numbers)):
+            shard.append(block)
+            words += int(block.word_starts.sum())
+            counts += np.bincount(block.tokens, minlength=len(counts))
+            documents.add(block.document_lengths)
+            sentences.add(block.sentence_lengths)
+    except BaseException:
+        shard.abandon()
+        raise
+    info = shard.close()
+    aside.write("counts", counts)
+    aside.write("lengths", np.stack([documents.to_array(), sentences.to_array()]).astype("<i8"))
+    aside.values = {
+        "split": found["split"],
+        "shard": info.model_dump(mode="json"),
+        "words": words,
+        "unknown": int(counts[special_ids(job.tokenizer)["unk"]]),
+    }
 
 
-def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
+def join(job: PrepareJob, folder: Path) -> Built:
     """Put the shards into the folder of the data set, and add up what the tasks counted."""
-    pieces, placed = Pieces(work, plan, tokenizer), values_of(placed_folder(work))
-    counts = np.zeros(vocab_size(tokenizer), dtype="<i8")
+    pieces, placed = Pieces(job), values_of(result_of(job.folder, "placed"))
+    counts = np.zeros(vocab_size(job.tokenizer), dtype="<i8")
     documents, sentences = LengthHistogram(), LengthHistogram()
     shards: dict[SplitName, list[ShardInfo]] = {split: [] for split in SPLITS}
     sums = Counter[str]()
     for index in range(len(placed["shards"])):
-        made = values_of(shard_folder(work, index))
+        made_in = result_of(job.folder, "shards", index)
+        made = values_of(made_in)
         info = ShardInfo.model_validate(made["shard"])
         for suffix in info.files:
-            _link(checked(shard_folder(work, index), f"{info.name}.{suffix}"), folder / f"{info.name}.{suffix}")
+            _link(checked(made_in, f"{info.name}.{suffix}"), folder / f"{info.name}.{suffix}")
         if made["split"] == "train":
-            counts += read_array(shard_folder(work, index), "counts", "<i8")
-        lengths = np.split(read_array(shard_folder(work, index), "lengths", "<i8"), 2)
+            counts += read_array(made_in, "counts", "<i8")
+        lengths = np.split(read_array(made_in, "lengths", "<i8"), 2)
         documents.merge(lengths[0])
         sentences.merge(lengths[1])
         shards[made["split"]].append(info)
@@ -201,7 +188,7 @@ def join(work: Path, plan: Plan, tokenizer: Tokenizer, folder: Path) -> Built:
         splits,
         FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()),
         statistics,
-        filtered=in_order(_added(pieces, "filtered")) if plan.build.filters else None,
+        filtered=in_order(_added(pieces, "filtered")) if job.plan.build.filters else None,
     )
 
 
@@ -210,15 +197,15 @@ def _added(pieces: Pieces, name: str) -> Counter[str]:
     return sum((Counter(found[name]) for found in pieces.values), Counter[str]())
 
 
-def joined_problems(work: Path, plan: Plan, tokenizer: Tokenizer) -> tuple[tuple[Problem, ...], tuple[str, ...]]:
+def joined_problems(job: PrepareJob) -> ProblemLog:
     """The problems of the whole input as one reading would have found them, and its notes."""
     log = ProblemLog()
-    for found in Pieces(work, plan, tokenizer).values:
+    for found in Pieces(job).values:
         for problem in found["problems"]:
             log.merge(Problem.model_validate(problem))
         for line in found["notes"]:
             log.note(line)
-    return log.summary(), log.notes
+    return log
 
 
 def _link(source: Path, target: Path) -> None:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from pathlib import Path
-from typing import Literal
 
 from discern.data.stages import duplicates, pieces, shards
-from discern.data.stages.plan import plan_of_task
-from discern.data.stages.results import finished
+from discern.data.stages.plan import job_of_task
+from discern.data.stages.results import Stage, finished, result_folder, result_of
 from discern.errors import DiscernError
 
-Stage = Literal["pieces", "buckets", "clusters", "placed", "shards"]
 Task = tuple[Stage, int]
 
 
@@ -28,32 +25,21 @@ def perform(work: str, fingerprint: str, task: Task) -> None:
         DataError: the input cannot be read, the result cannot be written, or this machine sees another plan.
         ConfigError: the input lacks the field of the text, or an optional package is missing on this machine.
     """
-    (plan, tokenizer), folder = plan_of_task(work, fingerprint), Path(work)
-    stage, index = task
-    if finished(result_of(folder, task)) is not None:
+    job, (stage, index) = job_of_task(work, fingerprint), task
+    folder = result_of(job.folder, stage, index)
+    if finished(folder) is not None:
         return
-    if stage == "pieces":
-        pieces.make_piece(folder, plan, tokenizer, index)
-    elif stage == "buckets":
-        duplicates.make_bucket(folder, plan, tokenizer, index)
-    elif stage == "clusters":
-        duplicates.make_clusters(folder, plan, tokenizer)
-    elif stage == "placed":
-        shards.place(folder, plan, tokenizer, duplicates.removed(folder, plan))
-    else:
-        shards.make_shard(folder, plan, tokenizer, index)
-
-
-def result_of(work: Path, task: Task) -> Path:
-    """The folder of a task's result."""
-    stage, index = task
-    if stage == "pieces":
-        return pieces.piece_folder(work, index)
-    if stage == "buckets":
-        return duplicates.bucket_folder(work, index)
-    if stage == "clusters":
-        return duplicates.clusters_folder(work)
-    return shards.placed_folder(work) if stage == "placed" else shards.shard_folder(work, index)
+    with result_folder(folder) as aside:
+        if stage == "pieces":
+            pieces.make_piece(job, index, aside)
+        elif stage == "buckets":
+            duplicates.make_bucket(job, index, aside)
+        elif stage == "clusters":
+            duplicates.make_clusters(job, aside)
+        elif stage == "placed":
+            shards.place(job, duplicates.removed(job), aside)
+        else:
+            shards.make_shard(job, index, aside)
 
 
 def task_service(work: str, fingerprint: str) -> Callable[[Task], Task]:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Encoding, Tokenizer
 
-from discern.data.tokenizer import special_ids, special_names
+from discern.data.tokenizer import special_ids
 from discern.data.tokenizer.extension import is_too_long, word_forms
 
 MANY_UNKNOWN = 0.05
@@ -59,7 +59,7 @@ class UnknownTokens:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._special = special_ids(tokenizer)
-        self._unknown_token = special_names(tokenizer)["unk"]
+        self._id_of = tokenizer.token_to_id
         self.tokens = self.unknown = 0
 
     def add_ids(self, ids: NDArray[Any] | Sequence[int]) -> None:
@@ -72,7 +72,8 @@ class UnknownTokens:
     def add_tokens(self, tokens: Sequence[str]) -> None:
         """Count the tokens of some text, in the spelling of the tokenizer."""
         self.tokens += len(tokens)
-        self.unknown += tokens.count(self._unknown_token)
+        # A Unigram model gives an unknown token its text as name, which is not in the vocabulary.
+        self.unknown += sum(self._id_of(token) in (None, self._special["unk"]) for token in tokens)
 
     def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "") -> None:
         """Report what has been counted so far; see `report_unknown`."""
