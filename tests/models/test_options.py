@@ -129,8 +129,10 @@ def test_every_variant_trains_every_parameter(options: dict[str, object], model:
     randomness = Randomness(0, 0, tokens.slot)
     output = objective(objective.corrupt(tokens, randomness), randomness)
     torch.stack([term.weight * term.total / term.count for term in output.terms.values()]).sum().backward()
-    silent = [key for key, parameter in objective.named_parameters() if parameter.grad is None or not parameter.grad.any()]
-    assert silent == []
+    for key, parameter in objective.named_parameters():
+        assert parameter.grad is not None, key
+        # A key's bias shifts all scores of a query alike, so its gradient is zero but for rounding.
+        assert parameter.grad.any() or key.endswith("key.bias"), key
 
 
 def test_disentangled_sharing_keeps_the_discriminator_off_the_shared_words() -> None:

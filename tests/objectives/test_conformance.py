@@ -96,8 +96,10 @@ def test_the_initial_loss_is_that_of_even_predictions(name: str) -> None:
 def test_every_parameter_gets_a_gradient_and_is_trained_with_a_network(name: str) -> None:
     objective = build(name, dropout=0.1).train()
     mean_loss(run(objective, batch(16))).backward()
-    silent = [key for key, parameter in objective.named_parameters() if parameter.grad is None or not parameter.grad.any()]
-    assert silent == []
+    for key, parameter in objective.named_parameters():
+        assert parameter.grad is not None, key
+        # A key's bias shifts all scores of a query alike, so its gradient is zero but for rounding.
+        assert parameter.grad.any() or key.endswith("key.bias"), key
     networks = objective.networks().values()
     assert {parameter for network in networks for parameter in network.trained()} == set(objective.parameters())
     assert all(isinstance(network.encoder.config, ModelConfig) for network in networks)

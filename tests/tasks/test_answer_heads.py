@@ -52,7 +52,10 @@ def test_joint_loss_by_hand() -> None:
     torch.testing.assert_close(loss, expected)
     torch.testing.assert_close(said["null"], torch.stack(nulls))
     loss.backward()
-    assert all(parameter.grad is not None and parameter.grad.abs().sum() > 0 for parameter in head.parameters())
+    for name, parameter in head.named_parameters():
+        assert parameter.grad is not None, name
+        # A bias that shifts the scores of all positions alike has the gradient zero, but for rounding.
+        assert parameter.grad.any() or name in ("start.bias", "end.bias"), name
 
 
 @torch.no_grad()
