@@ -11,7 +11,7 @@ import pytest
 
 from discern.cli.detect import detect as detect_command
 from discern.errors import DataError
-from discern.inference import detection_evaluation as detect_evaluate
+from discern.inference import detection_evaluation
 from discern.inference.detection import Detection, Detector
 from discern.inference.detection_evaluation import THRESHOLDS, evaluate_detection
 from discern.inference.texts import CheckedText
@@ -33,7 +33,7 @@ def by_hand(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[float]]:
             offsets = [(2 * n, 2 * n + 2) for n in range(len(probabilities))]
             yield each, Detection(each.text, ["?"] * len(offsets), offsets, probabilities)
 
-    monkeypatch.setattr(detect_evaluate, "detect_each", said)
+    monkeypatch.setattr(detection_evaluation, "detect_each", said)
     return known
 
 

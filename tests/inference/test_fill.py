@@ -214,15 +214,6 @@ def test_a_model_without_words_is_refused(made: tuple[Path, Objective], tmp_path
         filled(tmp_path / "run", TEXT)
 
 
-def test_other_folders_are_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="nowhere does not exist"):
-        filled(tmp_path / "nowhere", TEXT)
-    assert filled(made[0] / "whole" / "generator", TEXT) == filled(made[0] / "whole", TEXT)
-    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(CheckpointError, match="'gpt2'"):
-        filled(tmp_path, TEXT)
-
-
 @pytest.mark.usefixtures("unverified")
 def test_a_tokenizer_that_is_too_large_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
     export(made[0] / "run", out=tmp_path / "out", network="generator", progress=Silent(), warn=pytest.fail)

@@ -281,11 +281,6 @@ def test_a_scorer_that_the_model_cannot_serve_is_refused(runs: Path, folder: str
     assert hint in caught.value.hint
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="holds neither a run nor"):
-        load_scorer(tmp_path, warn=pytest.fail)
-
-
 def lines_of(runs: Path, source: Path, warnings: list[str]) -> list[Score]:
     scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
     return [score for scores in score_lines(scorer, source, Silent(), warnings.append) for score in scores]

@@ -225,7 +225,7 @@ def opposite(source: Path, out: Path, **_: Any) -> None:
 
 
 @pytest.mark.usefixtures("traced")
-@pytest.mark.parametrize(("step", "said"), [("quantize", "lose 1.0"), ("write_onnx", "differ")])
+@pytest.mark.parametrize(("step", "said"), [("quantize", "loses 1.0"), ("write_onnx", "differ")])
 def test_a_copy_that_decides_otherwise_is_not_published(
     step: str, said: str, run: Path, served: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -210,7 +210,7 @@ def test_other_variables_are_refused(arrays: dict[str, np.ndarray], said: str, t
         # As of a partitioned variable, whose parts have entries of their own
         (WORDS, number(5, 0), f"'{WORDS}' is empty or partitioned"),
         (WORDS, b"\x0b", "data type"),
-        (WORDS, shape_field(45, 8), "shape"),
+        (WORDS, shape_field(45, 8), "size"),
         # Shapes and places that no array has
         (BIAS, shape_field(12, *(1,) * 70), "model.ckpt"),
         (WORDS, shape_field(2**64 - 1, 8), "model.ckpt"),

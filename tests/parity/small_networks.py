@@ -84,12 +84,12 @@ def network_logits(network: Network, batch: TokenBatch) -> Tensor:
     return logits
 
 
-def counterpart(network: Network, attention: str = "eager") -> Any:
+def counterpart(network: Network) -> Any:
     """The transformers model with the same weights, in evaluation mode."""
     from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
 
     exported = network_to_huggingface(network, VOCABULARY.special)
-    config = ElectraConfig(**exported.config, attn_implementation=attention)
+    config = ElectraConfig(**exported.config, attn_implementation="eager")
     discriminator = isinstance(network.head, ReplacedTokenHead)
     model = (ElectraForPreTraining if discriminator else ElectraForMaskedLM)(config)
     tied = set() if discriminator else {"generator_lm_head.weight"}

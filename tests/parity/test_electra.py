@@ -10,7 +10,6 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, named_parameters
 from discern.models.config import ModelConfig
-from discern.objectives.losses import masked_token_loss, replaced_token_loss
 from discern.types import TokenBatch
 from tests.parity.small_networks import build, counterpart, inputs, network_logits, sizes, token_batch
 from tests.paths import on_path
@@ -62,22 +61,6 @@ def test_logits_at_every_token(model: ModelConfig, batch: TokenBatch, name: str)
     torch.testing.assert_close(ours[batch.attention_mask], theirs[batch.attention_mask], **TOLERANCE)
 
 
-@torch.no_grad()
-def test_logits_with_the_fused_attention_of_transformers(batch: TokenBatch) -> None:
-    network = networks(SHAPES["projected"])["discriminator"]
-    ours, theirs = network_logits(network, batch), counterpart(network, "sdpa")(**inputs(batch)).logits
-    torch.testing.assert_close(ours[batch.attention_mask], theirs[batch.attention_mask], **TOLERANCE)
-
-
-@torch.no_grad()
-def test_generator_logits_at_gathered_positions(batch: TokenBatch) -> None:
-    network = networks(SHAPES["projected"])["generator"]
-    positions = batch.attention_mask & (batch.input_ids % 3 == 0)
-    hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
-    theirs = counterpart(network)(**inputs(batch)).logits[positions]
-    torch.testing.assert_close(network.head(hidden[positions]), theirs, **TOLERANCE)
-
-
 @pytest.mark.parametrize("name", ["discriminator", "generator", "encoder"])
 def test_gradient_of_every_parameter(model: ModelConfig, batch: TokenBatch, name: str) -> None:
     network = networks(model)[name]
@@ -96,25 +79,6 @@ def test_gradient_of_every_parameter(model: ModelConfig, batch: TokenBatch, name
         # The key's bias shifts all scores of a query alike, so its gradient is zero but for rounding.
         assert gradient.abs().max() > 0 or key.endswith("key.bias"), f"{key}: the gradient is zero"
         torch.testing.assert_close(gradient, gradients[key].grad, **TOLERANCE, msg=lambda text, key=key: f"{key}: {text}")
-
-
-@torch.no_grad()
-def test_discriminator_loss(batch: TokenBatch) -> None:
-    network = networks(SHAPES["projected"])["discriminator"]
-    is_replaced = batch.input_ids % 5 == 0
-    theirs = counterpart(network)(**inputs(batch), labels=is_replaced.long())
-    term = replaced_token_loss(network_logits(network, batch), is_replaced, batch.attention_mask, int(batch.attention_mask.sum()))
-    torch.testing.assert_close(term.total / term.count, theirs.loss, **TOLERANCE)
-
-
-@torch.no_grad()
-def test_generator_loss(batch: TokenBatch) -> None:
-    network = networks(SHAPES["projected"])["generator"]
-    positions = batch.attention_mask & (batch.input_ids % 3 == 0)
-    theirs = counterpart(network)(**inputs(batch), labels=batch.input_ids.masked_fill(~positions, -100))
-    hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)
-    term = masked_token_loss(network.head(hidden[positions]), batch.input_ids[positions])
-    torch.testing.assert_close(term.total / term.count, theirs.loss, **TOLERANCE)
 
 
 @torch.no_grad()

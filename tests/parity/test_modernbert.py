@@ -184,27 +184,3 @@ def test_documents_of_a_row_are_as_if_alone(length: int) -> None:
         ours = network.token_logits(ids, torch.ones_like(ids, dtype=torch.bool), None, None, documents.expand(3, -1))
         alone = [theirs(ids[:, a:b]).logits for a, b in pairwise(cuts)]
     torch.testing.assert_close(ours, torch.cat(alone, 1), **TOLERANCE)
-
-
-@pytest.mark.parametrize("kind", [ReplacedTokenHead, EnergyHead])
-@pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
-def test_a_discriminator_is_a_tagger_with_one_label(kind: type[ReplacedTokenHead | EnergyHead], biases: dict[str, bool]) -> None:
-    network = discriminator(sizes(**biases), kind)
-    theirs = counterpart(network)
-    assert type(theirs).__name__ == "ModernBertForTokenClassification"
-    ids, real = rows(21)
-    with torch.no_grad():
-        expected = theirs(ids, attention_mask=real.long()).logits.squeeze(-1)
-        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
-
-
-@pytest.mark.parametrize("width", [16, 48])
-def test_a_projected_word_table_is_folded(width: int) -> None:
-    """A generator narrower than the words that it shares: transformers has the product of the table and the projection."""
-    network = masked_lm(sizes(), width)
-    theirs = counterpart(network)
-    assert theirs.model.embeddings.tok_embeddings.weight.shape == (VOCABULARY.size, 32)
-    ids, real = rows(21)
-    with torch.no_grad():
-        expected = theirs(ids, attention_mask=real.long()).logits
-        torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)

@@ -30,7 +30,7 @@ from discern.training.interrupt import StopRequest
 from discern.training.prefetch import read_local_batch, read_onto_device
 from discern.training.state import TrainContext
 from discern.types import with_spans
-from tests.models.test_span_attention import plain
+from tests.models.test_unpadding import plain
 from tests.training.no_waits import WaitsError, no_waits
 
 VOCABULARY, ROWS = 50, 24

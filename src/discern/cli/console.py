@@ -297,7 +297,7 @@ def jsonable(value: Any) -> Any:
 
 
 def refuse_text_as_file(file: Path | None) -> None:
-    """Raise a ConfigError for a sentence that stands in place of a file."""
+    """Raise a ConfigError for a sentence given in place of a file."""
     if file is not None and " " in str(file).strip() and not file.exists():
         raise ConfigError(f"there is no file '{file}'", hint=f"to give a text itself: --text {shlex.quote(str(file))}")
 

@@ -369,7 +369,7 @@ def _word(detection: Detection, index: int) -> tuple[tuple[int, int], str]:
 
 
 def _token(detection: Detection, index: int) -> str:
-    """A token as it is written in the text; as in the vocabulary if it is a part of a word of WordPiece, or of a character."""
+    """The token as the text writes it, or as the vocabulary does for a WordPiece suffix or part of a character."""
     token, (start, end), offsets = detection.tokens[index], detection.offsets[index], detection.offsets
     text = detection.text[start:end].strip()
     part = (start, end) in (*offsets[max(0, index - 1) : index], *offsets[index + 1 : index + 2])

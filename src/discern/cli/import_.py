@@ -30,7 +30,7 @@ def import_(
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="A tokenizer.json, a vocab.txt or a folder with either (default: the tokenizer of SOURCE).",
+            help="A tokenizer.json, vocab.txt or SentencePiece model, or a folder (default: that of SOURCE).",
         ),
     ] = None,
     lowercase: Annotated[

@@ -1,4 +1,4 @@
-"""The probability that each token of a text was replaced, by the discriminator of a model folder, and what it is shown as."""
+"""Detects replaced tokens with the discriminator of a model folder, and writes JSON lines and pages."""
 
 from __future__ import annotations
 

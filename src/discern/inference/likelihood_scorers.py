@@ -102,7 +102,7 @@ class OnePassLikelihood(NetworkScorer):
     """Likelihood by a network that predicts every token in one forward pass and without [MASK].
 
     Attributes:
-        num_before: number of special tokens before the text, and after it.
+        num_before: number of special tokens on either side of the text.
     """
 
     num_before: ClassVar[int]

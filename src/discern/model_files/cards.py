@@ -41,7 +41,7 @@ _SIZES = {
     "num_heads": "Attention heads",
     "feedforward_size": "Feed-forward size",
 }
-# The settings of fine-tuning that the card shows: those that determine the weights. Their length is in the scores, as it was.
+# The settings of fine-tuning that the card shows: those that determine the weights. The scores state the actual length.
 _RECIPE = ("finetune.", "task.", "optimizer.")
 _LENGTH = {"finetune.epochs", "finetune.min_steps"}
 _TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}

@@ -56,7 +56,7 @@ _SENTENCE_FOLDERS = ("1_Pooling", "1_WordWeights", "2_Pooling")
 _COPY = "copy the file again from where the export came from, or remove it; the new export is then written without it"
 _KINDS = {"tags": "tagging", "spans": "span", "vectors": "vectors"}
 _BIO = {"S": "B", "E": "I"}
-# Error of a stored offset that is accepted, as a part of the spread of the scores.
+# Largest accepted error of a stored offset, as a fraction of the scores' spread.
 _ROUNDING = 0.01
 
 

@@ -339,7 +339,7 @@ def holds_model(folder: Path) -> bool:
 
 
 def open_model(folder: Path | ModelFolder, *, warn: Callable[[str], None]) -> ModelFolder:
-    """Open a run, an export, an import, a fine-tuned model, or a Hugging Face folder of transformers; one that is open stays so.
+    """Open a run, an export, an import, a fine-tuned model or a Hugging Face folder; an open one is returned as it is.
 
     Args:
         warn: called with a message about each damaged checkpoint that is skipped.

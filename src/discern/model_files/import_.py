@@ -82,7 +82,7 @@ def import_model(
         sources: a Hugging Face folder, or two, the discriminator and the generator of one model in any order; or a checkpoint
             of the released TensorFlow code: one of its files, their common prefix, or the folder that holds them.
         out: new or empty folder, or an earlier export or import, which is replaced as a whole.
-        tokenizer: a tokenizer.json, a vocab.txt, or a folder with either; None: the one beside the weights.
+        tokenizer: a path that `load_tokenizer` accepts; None: the one beside the weights.
         lowercase: whether texts are lower-cased; None: taken from the files, or else guessed from the vocabulary.
         heads: attention heads of a TensorFlow discriminator; None: one per 64 units of the hidden size.
         warn: receives a message for everything that was guessed.
@@ -99,11 +99,8 @@ def import_model(
             f"{len(sources)} sources were specified",
             hint="specify one source, or two: a discriminator and its generator from Hugging Face",
         )
-    progress.start("importing", len(sources), "sources")
-    read = []
-    for source in sources:
-        read.append(_read_source(source, tokenizer, lowercase, heads, warn))
-        progress.advance(1)
+    progress.start("importing", None, "")
+    read = [_read_source(source, tokenizer, lowercase, heads, warn) for source in sources]
     progress.finish()
     imported = read[0] if len(read) == 1 else _join(read, sources)
     found = imported.tokenizer

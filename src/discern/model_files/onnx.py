@@ -40,9 +40,9 @@ VectorPooling: TypeAlias = Literal["mean", "mean-all", "cls"]
 'mean-all': the mean of all of its states, the only mean that other servers have. 'cls': the state of [CLS]; in `Model.encode`,
 `pooling="first"`."""
 Decision: TypeAlias = Literal["sign", "largest", "number", "vector"]
-"""What a model decides, by which its copies are compared. 'sign': of each logit; 'largest': which logit of a row or of a token
-is, or which token of a row has it, if an answer starts or ends there; 'number' and 'vector' decide nothing, so that they are
-compared by correlation and by cosine."""
+"""What a model decides, by which its copies are compared. 'sign': of each logit; 'largest': the largest logit of
+a row or a token, or the token where an answer starts or ends; 'number' and 'vector' decide nothing and are compared by
+correlation and cosine."""
 Arrays: TypeAlias = dict[str, NDArray[Any]]
 Runner: TypeAlias = Callable[[Arrays], Arrays]
 """Inputs by name, each (B, L), to outputs by name."""
@@ -52,7 +52,7 @@ ONNX_NAME = "model.onnx"
 # A file of ONNX is one message of protocol buffers, which are limited to 2 GiB.
 _MOST_BYTES = 2**31 - 2**24
 _BATCH, _SEED, _FRACTION, _MOST_EXAMPLES = 16, 7, 0.15, 1000
-# A graph that computes the same differs by rounding alone, and by this much in relation to the spread of the outputs it does not.
+# Largest difference between graph and model that rounding explains, as a fraction of the spread of the outputs.
 _TOLERANCE = 1e-3
 # Ordinary sentences, for models whose user gives no text.
 _SENTENCES = """The bridge over the river was built of stone and has carried carts, horses and later cars for three centuries.
@@ -462,7 +462,7 @@ def _as_of_the_head(graph: Graph, row: Row, found: Mapping[str, Any]) -> dict[st
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the remarks of libraries, about packages that are not needed and steps that would change nothing here."""
+    """Suppress library warnings about packages that are not needed and steps that change nothing here."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

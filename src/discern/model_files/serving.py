@@ -130,7 +130,7 @@ class Serving:
             if self.max_loss is not None and not parity["loss"] <= self.max_loss:
                 what = f"of {parity['metric']}" if parity["scores"] else "of the agreement with float32"
                 raise NumericsError(
-                    f"eight bits lose {parity['loss']:.4f} {what} on {name}, more than --max-loss {self.max_loss:g}",
+                    f"int8 loses {parity['loss']:.4f} {what} on {name}, more than --max-loss {self.max_loss:g}",
                     hint="nothing was written; allow a larger --max-loss, leave out --int8, or give --compare-on FILE with texts "
                     "like those that the model will read",
                 )

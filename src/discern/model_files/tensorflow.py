@@ -119,7 +119,7 @@ class Bundle:
             raise CheckpointError(f"{path} cannot be read: {problem.strerror}", hint=_AGAIN) from problem
         if _crc32c(data) != entry.checksum or len(data) != np.dtype(stored).itemsize * math.prod(entry.shape):
             raise CheckpointError(
-                f"{path} is damaged or truncated: '{name}' has another checksum, or not the size of its shape",
+                f"{path} is damaged or truncated: the checksum or the size of '{name}' is wrong",
                 hint=_AGAIN,
             )
         array = np.frombuffer(data, stored).reshape(entry.shape)
@@ -141,7 +141,7 @@ def read_table(data: bytes) -> dict[bytes, bytes]:
         # A byte for the kind of compression and a masked CRC-32C follow.
         kind, stated = struct.unpack("<BI", data[offset + size : offset + size + 5])
         if kind != 0 or _unmasked(stated) != _crc32c(data[offset : offset + size + 1]):
-            raise ValueError(f"the block at byte {offset:,} has another checksum, or is compressed")
+            raise ValueError(f"the block at byte {offset:,} has a wrong checksum, or is compressed")
         # A key is stored as the length of the prefix that it shares with the previous key, and the rest.
         (restarts,) = struct.unpack("<I", data[offset + size - 4 : offset + size])
         content, key = BytesIO(data[offset : offset + size - 4 * (restarts + 1)]), b""

@@ -108,7 +108,7 @@ def find_tokenizer(source: Path, given: Path | None, lowercase: bool | None) -> 
 
     Args:
         source: folder of the model, or a file in it.
-        given: a tokenizer.json, a vocab.txt, or a folder with either, used instead of the files of the model; None: use those.
+        given: a path that `load_tokenizer` accepts, used instead of the files of the model; None: use those.
         lowercase: whether the tokenizer lower-cases; None: as the files state, otherwise inferred from the entries of the
             vocabulary.
 

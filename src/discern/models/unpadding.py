@@ -75,7 +75,7 @@ def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str
         if width % 8 or width > _WIDEST_HEAD:
             return f"heads of width {width} are not a multiple of 8 up to {_WIDEST_HEAD}"
     if torch.cuda.get_device_capability(device) < _AMPERE:
-        return f"{torch.cuda.get_device_name(device)} is older than the first GPUs that it supports (Ampere)"
+        return f"{torch.cuda.get_device_name(device)} is older than Ampere, which varlen_attn requires"
     return None
 
 

@@ -213,7 +213,7 @@ def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: 
         if resolved != value:
             if hours is not None and not key.startswith("optimizer."):
                 unknown = "and the number of steps that train.max_hours allows is not known in advance"
-                work.refuse(key, f"has a fraction of the run, {unknown}", "give the number of steps")
+                work.refuse(key, f"has a fraction of the run, {unknown}", "leave out train.max_hours, or give steps")
                 continue
             resolved = started.get(key, resolved)
             work.set_value(key, resolved, f"{toml_value(value)} of train.max_steps")

@@ -14,8 +14,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.models import encoders
-from discern.models import unpadding as span_attention
+from discern.models import encoders, unpadding
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.two_tower.encoder import TwoTowerEncoder
@@ -200,7 +199,7 @@ def test_why_a_gpu_uses_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return span_obstacle(model, gpu, precision) or ""
 
     assert "float32" in reason(network, "float32")
-    with span_attention.switched_off():
+    with unpadding.switched_off():
         assert "switched off" in reason(network)
     network.blocks[1].attention.dropout.probability = 0.1
     assert "attention dropout is 0.1" in reason(network)
