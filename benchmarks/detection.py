@@ -156,7 +156,7 @@ def from_generator(
     tokenizer = model.detector.tokenizer
     encoding = tokenizer.encode(sentence, add_special_tokens=False)
     tokens = [n for n, (start, end) in enumerate(encoding.offsets) if start < word.end() and word.start() < end]
-    if len(tokens) != 1 or len(encoding) > model.proposer_window:
+    if len(tokens) != 1 or len(encoding) > model.detector.window_size:
         return None
     special = special_tokens(tokenizer)
     row = torch.tensor([[special.cls, *encoding.ids, special.sep]])

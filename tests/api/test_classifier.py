@@ -136,6 +136,8 @@ def test_what_cannot_be_learned_from(model: Path, texts: Any, labels: Any, says:
 def test_texts_to_evaluate_on_have_the_same_columns(model: Path) -> None:
     with pytest.raises(discern.ConfigError, match=r"eval_set\[0\] has 2 texts per row, but X has 1"):
         discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=([("a", "b")], ["x"]))
+    with pytest.raises(discern.ConfigError, match=r"row 1 of eval_set\[0\] is 1, expected a text"):
+        discern.TextClassifier(model).fit(["a", "b"], ["x", "y"], eval_set=(["a", 1], ["x", "y"]))
 
 
 def test_hints_speak_of_python(model: Path) -> None:

@@ -45,7 +45,7 @@ def make_scorer(objective: Objective, name: str, max_length: int = 64, **known: 
     model = ScoringModel(objective.networks(), SPECIAL, **known, is_permuted=name == "permutation-lm")
     method = scorers.load(name)
     assert method.lacks(model) is None
-    return TextScorer(name, method.of(model), TOKENIZER, max_length)
+    return TextScorer(TOKENIZER, max_length, name, method.of(model))
 
 
 def ids_of(text: str, tokenizer: Tokenizer = TOKENIZER) -> list[int]:

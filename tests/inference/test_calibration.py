@@ -21,7 +21,7 @@ from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
-from discern.inference.calibration import TokenPredictions, calibrate, detect_corrupted, find_threshold
+from discern.inference.calibration import TokenPredictions, calibrate, detect_corrupted
 from discern.inference.detection import chosen_threshold, head_fingerprint, load_detection_model, load_detector
 from discern.inference.proposals import Proposer
 from discern.inference.threshold_curve import Rates, ThresholdCurve
@@ -133,32 +133,6 @@ def test_the_interval_is_wilson_s() -> None:
     assert Rates(0.5, 1.0, 1.0, 1.0, 3, 3).precision_interval()[1] == 1.0
 
 
-def judged(scores: list[float], wrong: list[bool]) -> TokenPredictions:
-    return TokenPredictions(np.array(scores, np.float32), np.array(wrong))
-
-
-def test_the_threshold_of_a_precision() -> None:
-    # 30 replaced at 0.9, 10 replaced and 10 original at 0.6, 50 original at 0.1.
-    given = judged([0.9] * 30 + [0.6] * 20 + [0.1] * 50, [True] * 40 + [False] * 60)
-    found = find_threshold(given, 0.8)
-    assert found is not None
-    assert (found.reached, found.rates.marked, found.rates.precision, found.rates.recall) == (True, 50, 0.8, 1.0)
-    assert found.rates.threshold == pytest.approx(0.35)
-    found = find_threshold(given, 0.81)
-    assert found is not None
-    assert (found.reached, found.rates.recall) == (True, 0.75)
-    assert found.rates.threshold == pytest.approx(0.75)
-
-
-def test_a_precision_out_of_reach_gives_the_best_there_is() -> None:
-    given = judged([0.9] * 30 + [0.1] * 50, ([True] * 2 + [False]) * 10 + [False] * 50)
-    found = find_threshold(given, 0.9)
-    assert found is not None
-    assert not found.reached
-    assert (found.wanted, found.rates.precision, found.rates.recall) == (0.9, pytest.approx(2 / 3), 1.0)
-    assert find_threshold(judged([0.9] * 19, [True] * 19), 0.5) is None, "fewer tokens than a precision needs"
-
-
 def discriminator() -> Network:
     made = Network(BertEncoder(Embeddings(V, 8, SIZES), SIZES), ReplacedTokenHead(SIZES))
     make_noisy(torch.nn.ModuleList([made.encoder, made.head]))
@@ -252,7 +226,7 @@ def test_the_threshold_has_the_precision_that_it_says(model: Path, data: Path) -
     loaded = load_detection_model(model, pytest.fail)
     assert loaded.proposer is not None
     heldout = TokenData.open(data)
-    rows = PackedRows(heldout.split("heldout"), heldout.special_tokens, loaded.proposer_window + 2, 0, rotate=False)
+    rows = PackedRows(heldout.split("heldout"), heldout.special_tokens, loaded.detector.max_length, 0, rotate=False)
     judged = detect_corrupted(
         loaded.detector.network,
         loaded.proposer,

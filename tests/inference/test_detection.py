@@ -176,7 +176,6 @@ def test_the_generator_is_found_in_runs_and_whole_exports(made: tuple[Path, Obje
     for folder, has_one in ((made[0] / "run", True), (tmp_path / "all", True), (made[0] / "discriminator", False)):
         model = load_detection_model(folder, pytest.fail)
         assert (model.proposer is not None) == has_one
-        assert model.proposer_window == (ROOM if has_one else 0)
 
 
 def test_a_generator_of_another_vocabulary_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:

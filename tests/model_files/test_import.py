@@ -108,17 +108,18 @@ def test_a_model_computes_what_it_does_in_transformers(
 
 
 # Two heads of one and one of the other are in no proportion that the settings know.
-@pytest.mark.parametrize(("heads", "measurable"), [(1, True), (2, False)])
+@pytest.mark.parametrize(("heads", "positions", "measurable"), [(1, 40, True), (2, 30, False)])
 @torch.no_grad()
-def test_both_networks_from_two_folders_in_any_order(heads: int, measurable: bool, tmp_path: Path) -> None:
+def test_both_networks_from_two_folders_in_any_order(heads: int, positions: int, measurable: bool, tmp_path: Path) -> None:
     theirs = {
         "discriminator": saved(tmp_path / "d", "ElectraForPreTraining", num_attention_heads=1),
-        "generator": small(tmp_path / "g", num_attention_heads=heads),
+        "generator": small(tmp_path / "g", num_attention_heads=heads, max_position_embeddings=positions),
     }
     done = imported(tmp_path / "ours", tmp_path / "g", tmp_path / "d")
     assert list(done.model.models) == list(theirs)
     assert done.measurable == measurable
     opened = open_model(tmp_path / "ours", warn=pytest.fail)
+    assert opened.max_length == positions
     networks = opened.objective.networks() if measurable else opened.networks()
     ids = torch.arange(5, 25)[None]
     for name, model in theirs.items():

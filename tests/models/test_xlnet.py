@@ -18,9 +18,9 @@ from discern.models.embeddings import Embeddings
 from discern.models.fused_ops import Dropout
 from discern.models.heads import MaskedLMHead
 from discern.models.initialization import initialize
-from discern.models.two_stream import Factorization, Remembering, forget
+from discern.models.two_stream import Factorization, Remembering, update_memory
 from discern.models.xlnet.encoder import XLNetEncoder
-from discern.models.xlnet.relative_attention import HIDDEN, OTHER, SAME, distances, look, sinusoids
+from discern.models.xlnet.relative_attention import HIDDEN, OTHER, SAME, distances, sinusoids, stream_mask
 from tests.parity.small_xlnet import build_network, encoder_of, rows, sizes
 from tests.paths import on_path
 
@@ -63,7 +63,7 @@ def test_what_queries_see_by_hand() -> None:
     """Position 0 sees nothing, 1 sees 0 and 2; two positions of memory, which are of segment 0, as position 0 is."""
     ids, segments = torch.zeros(1, 3, dtype=torch.long), torch.tensor([[0, 1, 1]])
     visible = torch.tensor([[[False, False, False], [True, False, True], [True, True, False]]])
-    content = look(ids, visible, segments, 2)
+    content = stream_mask(ids, visible, segments, 2)
     assert content.relation is not None
     assert content.relation[0].tolist() == [
         [SAME, SAME, SAME, HIDDEN, HIDDEN],
@@ -71,13 +71,13 @@ def test_what_queries_see_by_hand() -> None:
         [OTHER, OTHER, OTHER, SAME, SAME],
     ]
     assert content.starts.tolist() == [[3, 2, 1]]
-    query = look(ids, visible, segments, 0, torch.tensor([[1, 0]]))
+    query = stream_mask(ids, visible, segments, 0, torch.tensor([[1, 0]]))
     assert query.relation is not None
     assert query.relation[0].tolist() == [[OTHER, HIDDEN, SAME], [HIDDEN, HIDDEN, HIDDEN]]
     assert query.starts.tolist() == [[2, 3]]
     assert query.blind is not None
     assert query.blind.tolist() == [[False, True]]
-    assert look(ids, visible, segments, 2, torch.tensor([[1, 0]])).blind is None, "memory is seen by all"
+    assert stream_mask(ids, visible, segments, 2, torch.tensor([[1, 0]])).blind is None, "memory is seen by all"
 
 
 def test_a_copy_of_a_compiled_encoder_runs_on_its_own_weights(encoder: XLNetEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -95,11 +95,11 @@ def test_a_copy_of_a_compiled_encoder_runs_on_its_own_weights(encoder: XLNetEnco
 
 def test_forgetting() -> None:
     old, new = torch.zeros(1, 1, 3, 1), torch.ones(1, 1, 2, 1, requires_grad=True)
-    assert forget(old, new, 4).flatten().tolist() == [0, 0, 1, 1]
-    assert forget(None, new, 4).flatten().tolist() == [1, 1]
-    assert forget(old, new, 1).flatten().tolist() == [1]
-    assert forget(old, new, 0).shape == (1, 1, 0, 1)
-    assert not forget(old, new, 4).requires_grad
+    assert update_memory(old, new, 4).flatten().tolist() == [0, 0, 1, 1]
+    assert update_memory(None, new, 4).flatten().tolist() == [1, 1]
+    assert update_memory(old, new, 1).flatten().tolist() == [1]
+    assert update_memory(old, new, 0).shape == (1, 1, 0, 1)
+    assert not update_memory(old, new, 4).requires_grad
 
 
 @torch.no_grad()

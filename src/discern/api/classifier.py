@@ -170,7 +170,7 @@ class TextClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc] # sc
         return tags
 
 
-def rows_of(texts: Any) -> list[_Row]:
+def rows_of(texts: Any, name: str = "X") -> list[_Row]:
     """The rows of an array, a list or a data frame, as tuples of one text or two.
 
     Raises:
@@ -185,11 +185,11 @@ def rows_of(texts: Any) -> list[_Row]:
     for number, row in enumerate(rows):
         if len(row) not in (1, 2) or len(row) != len(rows[0]):
             raise ConfigError(
-                f"row {number} of X has {len(row)} columns",
+                f"row {number} of {name} has {len(row)} columns",
                 hint="choose the text column, or two columns for pairs of texts",
             )
         if wrong := [value for value in row if not isinstance(value, str)]:
-            raise ConfigError(f"row {number} of X is {wrong[0]!r:.40}, expected a text", hint="remove such rows")
+            raise ConfigError(f"row {number} of {name} is {wrong[0]!r:.40}, expected a text", hint="remove such rows")
     return [tuple(str(value) for value in row) for row in rows]
 
 
@@ -207,7 +207,7 @@ def _texts_and_labels(texts: Any, labels: Any, *names: str) -> tuple[list[_Row],
     Raises:
         ConfigError: as for `rows_of`, or there is not one label for each text.
     """
-    rows, found = rows_of(texts), np.asarray(labels)
+    rows, found = rows_of(texts, names[0]), np.asarray(labels)
     if found.ndim != 1 or len(found) != len(rows):
         raise ConfigError(
             f"{names[0]} has {len(rows)} rows, but {names[1]} has shape {found.shape}", hint="give one label for each text"

@@ -16,8 +16,9 @@ from discern.finetuning.settings import FilesConfig
 from discern.finetuning.task_files import TaskFiles
 from discern.tasks import families
 from discern.tasks.base import Definition, Source, TaskConfig
-from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, suffix_of
+from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource
 from discern.tasks.examples import ClassificationExample, Reading, label_counts
+from discern.tasks.readers.files import suffix_of
 from discern.tasks.readers.table import TableFormat, number_in
 from discern.tasks.readers.text_groups import GroupColumns
 from discern.tasks.readers.user_columns import (

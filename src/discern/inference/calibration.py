@@ -23,7 +23,7 @@ from discern.errors import ConfigError, DataError
 from discern.inference.detection import CALIBRATION_FORMAT, DetectionModel, head_fingerprint, load_detection_model
 from discern.inference.proposals import Proposer
 from discern.inference.rows import TOKENS_PER_BATCH, device_of
-from discern.inference.threshold_curve import Rates, ThresholdCurve
+from discern.inference.threshold_curve import ThresholdCurve
 from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.objectives.metrics import area_under_curve
@@ -49,35 +49,6 @@ class TokenPredictions:
 
     probability: NDArray[np.float32]
     is_replaced: NDArray[np.bool_]
-
-
-@dataclass(frozen=True)
-class Threshold:
-    """Result of a search for a precision.
-
-    Attributes:
-        wanted: the requested precision.
-        reached: whether a threshold reaches it.
-        rates: rates of that threshold, or else of the most precise one.
-    """
-
-    wanted: float
-    reached: bool
-    rates: Rates
-
-
-def find_threshold(predictions: TokenPredictions, precision: float, min_marked: int = MIN_MARKED) -> Threshold | None:
-    """The threshold that reaches a precision with the highest recall, or else the most precise one; None for too few tokens.
-
-    Args:
-        min_marked: thresholds that mark fewer tokens are ignored.
-    """
-    curve = ThresholdCurve(predictions.probability, predictions.is_replaced)
-    found = curve.reaching(precision, min_marked)
-    if found is not None:
-        return Threshold(precision, True, found)
-    best = curve.most_precise(min_marked)
-    return None if best is None else Threshold(precision, False, best)
 
 
 @torch.inference_mode()
@@ -174,25 +145,27 @@ def calibrate(
         )
     finally:
         progress.finish()
-    found = find_threshold(predictions, precision)
-    if found is None or not predictions.is_replaced.any():
+    curve = ThresholdCurve(predictions.probability, predictions.is_replaced)
+    reached = curve.reaching(precision, MIN_MARKED)
+    rates = reached or curve.most_precise(MIN_MARKED)
+    if rates is None or not predictions.is_replaced.any():
         raise DataError(
             f"{data_set.folder} has too little held-out text: {len(predictions.probability):,} tokens, "
             f"{int(predictions.is_replaced.sum()):,} of them replaced; calibration needs {MIN_MARKED} marked tokens",
             hint="prepare the data again with a larger --heldout, or add more text",
         )
     values = {
-        "reached": found.reached,
-        "wanted_precision": found.wanted,
-        **vars(found.rates),
-        "precision_interval": list(found.rates.precision_interval()),
+        "reached": reached is not None,
+        "wanted_precision": precision,
+        **vars(rates),
+        "precision_interval": list(rates.precision_interval()),
         "auc": area_under_curve(predictions.probability, predictions.is_replaced),
         "tokens": len(predictions.probability),
         "replaced": int(predictions.is_replaced.sum()),
         "corruption": corruption,
         "data_fingerprint": data_set.fingerprint,
     }
-    kept = found.reached and _keep(model, values, head_fingerprint(loaded.detector.network), warn)
+    kept = reached is not None and _keep(model, values, head_fingerprint(loaded.detector.network), warn)
     return {**values, "kept": model / CALIBRATION_NAME if kept else None}
 
 
@@ -210,7 +183,7 @@ def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenDa
             f"{folder} has no held-out split",
             hint="prepare it again with a larger --heldout; text that is one document needs --documents line, or more text",
         )
-    rows = PackedRows(split, data.special_tokens, loaded.proposer_window + 2, 0, rotate=False)
+    rows = PackedRows(split, data.special_tokens, loaded.detector.max_length, 0, rotate=False)
     return data, ExampleStream(rows, 0, shuffle=False)
 
 

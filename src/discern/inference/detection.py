@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -12,15 +11,15 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import torch
 from pydantic import Field
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from discern.data.tokenizer import TokenTexts, special_tokens
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import CheckpointError, ConfigError
 from discern.inference.proposals import Proposer, propose
-from discern.inference.rows import TOKENS_PER_BATCH, batches, best_places, device_of, finite, framed, moved, windows_of
+from discern.inference.rows import TOKENS_PER_BATCH, TextModel, batches, best_places, device_of, finite, framed, moved, windows_of
 from discern.inference.texts import InputText, TextReport
-from discern.model_files.folder import ModelFolder, open_model
+from discern.model_files.folder import ModelFolder, fingerprint_weights, open_model
 from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.progress import Progress
@@ -50,23 +49,13 @@ class Detection:
 
 
 @dataclass(frozen=True)
-class Detector:
-    """A discriminator, in evaluation mode, with its tokenizer.
-
-    Attributes:
-        max_length: number of positions it was trained on, including [CLS] and [SEP]; at least 3.
-    """
+class Detector(TextModel):
+    """A discriminator."""
 
     network: Network
-    tokenizer: Tokenizer
-    max_length: int
-
-    @property
-    def window_size(self) -> int:
-        """Number of tokens of text that are read at a time."""
-        return self.max_length - 2
 
 
+@torch.inference_mode()
 def detect_replaced(
     detector: Detector,
     texts: Sequence[str],
@@ -84,28 +73,23 @@ def detect_replaced(
         advance: called with the number of further tokens that are done.
         tokens_per_batch: maximum number of tokens of a forward pass, including padding; it changes the last digits at most.
     """
+    special, device = special_tokens(detector.tokenizer), device_of(detector.network)
     found = [[0.0] * len(encoding) for encoding in encodings]
     windows = windows_of([len(encoding) for encoding in encodings], detector.window_size)
     counting = best_places(windows)
     for batch in batches([window.stop - window.start + 2 for window in windows], tokens_per_batch):
         ids = [encodings[windows[number].text].ids[windows[number].start : windows[number].stop] for number in batch]
-        for number, probabilities in zip(batch, _probabilities(detector, ids), strict=True):
+        input_ids, mask = framed(ids, special, device)
+        logits = finite(detector.network.token_logits(input_ids, mask), mask)
+        for number, probabilities in zip(batch, logits.sigmoid().tolist(), strict=True):
             window = windows[number]
             for place in counting[number]:
-                found[window.text][window.start + place] = probabilities[place]
+                found[window.text][window.start + place] = probabilities[place + 1]
         advance(sum(len(counting[number]) for number in batch))
     return [
         Detection(text, encoding.tokens, encoding.offsets, probabilities)
         for text, encoding, probabilities in zip(texts, encodings, found, strict=True)
     ]
-
-
-@torch.inference_mode()
-def _probabilities(detector: Detector, texts: Sequence[Sequence[int]]) -> list[list[float]]:
-    """Probabilities of the tokens of texts that fit in one window, given as ids."""
-    input_ids, mask = framed(texts, special_tokens(detector.tokenizer), device_of(detector.network))
-    logits = finite(detector.network.token_logits(input_ids, mask), mask)
-    return [row[1 : len(ids) + 1] for row, ids in zip(logits.sigmoid().tolist(), texts, strict=True)]
 
 
 TextT = TypeVar("TextT", bound=InputText)
@@ -122,13 +106,11 @@ class DetectionModel:
     Attributes:
         detector: the discriminator with its tokenizer.
         proposer: the generator; None if the folder has none.
-        proposer_window: number of tokens of text that the generator reads at a time; 0 without a generator.
         tokenizer_fingerprints: fingerprints of the tokenizers that give the same ids.
     """
 
     detector: Detector
     proposer: Proposer | None
-    proposer_window: int
     tokenizer_fingerprints: tuple[str, ...]
 
 
@@ -189,11 +171,10 @@ def load_detection_model(model: Path, warn: Callable[[str], None], device: str =
     detector = _detector(loaded, networks, place)
     generator = networks.get(_GENERATOR)
     if generator is None or generator.predicts != "words":
-        return DetectionModel(detector, None, 0, fingerprints)
+        return DetectionModel(detector, None, fingerprints)
     _check_vocabularies(model, detector.network, generator)
-    window_size = min(detector.max_length, generator.encoder.config.max_positions) - 2
     proposer = Proposer(moved(generator, place), special_tokens(detector.tokenizer))
-    return DetectionModel(detector, proposer, window_size, fingerprints)
+    return DetectionModel(detector, proposer, fingerprints)
 
 
 def _detector(model: ModelFolder, networks: Mapping[str, Network], device: torch.device) -> Detector:
@@ -205,7 +186,7 @@ def _detector(model: ModelFolder, networks: Mapping[str, Network], device: torch
             f"{model.folder} has no discriminator: its {' and '.join(networks)} {does}",
             hint="give a run of objective 'rtd', or its export: discern export RUN --out DIR --network discriminator",
         )
-    return Detector(moved(discriminators[0], device), model.tokenizer, model.max_length)
+    return Detector(model.tokenizer, model.max_length, moved(discriminators[0], device))
 
 
 def _check_vocabularies(model: Path, discriminator: Network, generator: Network) -> None:
@@ -284,11 +265,7 @@ class _Kept(Record):
 
 def head_fingerprint(network: Network) -> str:
     """SHA-256 of the weights of a network's head: they are few and change with every step of training."""
-    digest = hashlib.sha256()
-    parts = [part for part in (network.head, network.bilinear) if part is not None]
-    for tensor in (tensor for part in parts for tensor in part.parameters()):
-        digest.update(tensor.detach().cpu().float().contiguous().numpy().tobytes())
-    return digest.hexdigest()
+    return fingerprint_weights(*(part for part in (network.head, network.bilinear) if part is not None))
 
 
 Show = Callable[[InputText, Detection, ChosenThreshold], None]
@@ -446,7 +423,7 @@ def _proposals(
     ids = [encoding.ids for encoding in encodings]
     progress.start("asking the generator", sum(map(len, ids)), "tokens")
     try:
-        proposed = propose(model.proposer, ids, model.proposer_window, NUM_PROPOSALS, progress.advance)
+        proposed = propose(model.proposer, ids, model.detector.window_size, NUM_PROPOSALS, progress.advance)
     finally:
         progress.finish()
     texts = TokenTexts(tokenizer)

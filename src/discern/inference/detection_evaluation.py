@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -12,37 +11,13 @@ import numpy as np
 
 from discern.errors import DataError
 from discern.inference.detection import Detection, chosen_threshold, detect_each, load_detector
-from discern.inference.texts import CheckedText, Span, overlapping, read_checked, words_of
+from discern.inference.texts import Span, overlapping, read_checked, words_of
 from discern.inference.threshold_curve import ThresholdCurve
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
 from discern.wording import counted
 
 THRESHOLDS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 0.99)
-
-
-@dataclass
-class _Words:
-    """Probability and label of every word, and the kinds of the wrong ones."""
-
-    sentences: int = 0
-    probabilities: list[float] = field(default_factory=list)
-    wrong: list[bool] = field(default_factory=list)
-    kinds: list[tuple[str, float]] = field(default_factory=list)
-
-    def add(self, checked: CheckedText, detection: Detection) -> None:
-        """Add a sentence. A word is wrong if it shares a character with a wrong span."""
-        words = words_of(checked.text)
-        probabilities = word_probabilities(detection, words)
-        wrong = [False] * len(words)
-        for span in checked.wrong:
-            touched = overlapping(words, (span.start, span.end))
-            for number in touched:
-                wrong[number] = True
-            self.kinds.append((span.kind, max(probabilities[number] for number in touched)))
-        self.sentences += 1
-        self.probabilities += probabilities
-        self.wrong += wrong
 
 
 def evaluate_detection(
@@ -72,27 +47,38 @@ def evaluate_detection(
     """
     detector = load_detector(model, warn, device)
     chosen = chosen_threshold(model, detector, threshold, warn)
-    gathered = _Words()
-    for each, detection in detect_each(detector, read_checked(sentences, text_field), progress, warn):
-        gathered.add(each, detection)
+    num_sentences, probabilities, wrong, kinds = 0, list[float](), list[bool](), list[tuple[str, float]]()
+    for checked, detection in detect_each(detector, read_checked(sentences, text_field), progress, warn):
+        words = words_of(checked.text)
+        by_word = word_probabilities(detection, words)
+        is_wrong = [False] * len(words)
+        # A word is wrong if it shares a character with a wrong span.
+        for span in checked.wrong:
+            touched = overlapping(words, (span.start, span.end))
+            for number in touched:
+                is_wrong[number] = True
+            kinds.append((span.kind, max(by_word[number] for number in touched)))
+        num_sentences += 1
+        probabilities += by_word
+        wrong += is_wrong
     name = "standard input" if str(sentences) == "-" else sentences
-    if not any(gathered.wrong):
-        contents = "no sentences" if not gathered.sentences else f"{counted(gathered.sentences, 'sentence')} but no wrong words"
+    if not any(wrong):
+        contents = "no sentences" if not num_sentences else f"{counted(num_sentences, 'sentence')} but no wrong words"
         raise DataError(f"{name} has {contents}", hint="mark what is wrong: The chef [[eight]] it.")
-    curve = ThresholdCurve(gathered.probabilities, gathered.wrong)
+    curve = ThresholdCurve(probabilities, wrong)
     best = curve.best_f1()
-    area = area_under_curve(np.array(gathered.probabilities, np.float32), np.array(gathered.wrong))
+    area = area_under_curve(np.array(probabilities, np.float32), np.array(wrong))
     return {
-        "sentences": gathered.sentences,
-        "words": len(gathered.wrong),
-        "wrong": sum(gathered.wrong),
-        "auc": None if all(gathered.wrong) else area,
+        "sentences": num_sentences,
+        "words": len(wrong),
+        "wrong": sum(wrong),
+        "auc": None if all(wrong) else area,
         "threshold": chosen.value,
         "threshold_origin": chosen.origin,
         "at_threshold": vars(curve.at(chosen.value)),
         "best_f1": None if best is None else vars(best),
         "thresholds": [vars(curve.at(value)) for value in THRESHOLDS],
-        "by_kind": _by_kind(gathered.kinds, chosen.value),
+        "by_kind": _by_kind(kinds, chosen.value),
     }
 
 

@@ -9,13 +9,12 @@ from typing import TypeAlias
 import numpy as np
 import torch
 from jaxtyping import Float
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from discern.data.tokenizer import special_tokens
 from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import ConfigError
-from discern.inference.rows import TextWindow, batches, best_places, framed, read, windows_of
+from discern.inference.rows import TextModel, TextWindow, batches, best_places, framed, read, windows_of
 from discern.models.base import Encoder
 
 States: TypeAlias = Float[np.ndarray, "T D"]
@@ -39,21 +38,10 @@ class VectorSettings:
 
 
 @dataclass(frozen=True)
-class Reader:
-    """An encoder, in evaluation mode, with its tokenizer.
-
-    Attributes:
-        max_length: number of positions it was trained on, including [CLS] and [SEP]; at least 3.
-    """
+class Reader(TextModel):
+    """An encoder."""
 
     encoder: Encoder
-    tokenizer: Tokenizer
-    max_length: int
-
-    @property
-    def window_size(self) -> int:
-        """Number of tokens of text that are read at a time."""
-        return self.max_length - 2
 
 
 def token_states(reader: Reader, texts: Sequence[str], warn: Callable[[str], None]) -> list[States]:

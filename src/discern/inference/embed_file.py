@@ -21,7 +21,7 @@ from discern.inference.texts import read_texts
 from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
 from discern.storage.output import check_output
-from discern.tasks.readers.files import COMPRESSED
+from discern.tasks.readers.files import suffix_of
 from discern.tasks.readers.table import open_table, text_of
 from discern.tasks.readers.user_columns import chosen_column
 
@@ -132,8 +132,7 @@ def input_texts(source: Path, column: str | None) -> Iterator[str]:
         ConfigError: the column does not exist, or none can be recognized.
         DataError: the file cannot be read.
     """
-    ending = next((each.lower() for each in reversed(source.suffixes) if each.lower() not in COMPRESSED), "")
-    if ending not in _TABLES:
+    if suffix_of(source) not in _TABLES:
         return (each.text for each in read_texts(source, column, option="--text"))
     table = open_table(source)
     chosen = chosen_column(table, column, ("anchor", *TEXT_NAMES), "--text", set())

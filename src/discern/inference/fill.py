@@ -16,7 +16,7 @@ from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, shown_as, special
 from discern.data.tokenizer.plain_text import separating
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
-from discern.inference.rows import moved, read
+from discern.inference.rows import TextModel, moved, read
 from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network
 from discern.models.two_tower.encoder import TwoTowerEncoder
@@ -47,24 +47,15 @@ class FilledToken:
 
 
 @dataclass(frozen=True)
-class Filler:
-    """A masked language model, in evaluation mode, with its tokenizer.
+class Filler(TextModel):
+    """A masked language model.
 
     Attributes:
-        tokenizer: its tokenizer.
-        reading: a copy that reads the mask token in a text as a mask, see `reading_masks`.
-        max_length: number of positions the model was trained on, including [CLS] and [SEP]; at least 3.
+        reading: a copy of the tokenizer that reads the mask token in a text as a mask, see `reading_masks`.
     """
 
     network: Network
-    tokenizer: Tokenizer
     reading: Tokenizer
-    max_length: int
-
-    @property
-    def window_size(self) -> int:
-        """Number of tokens of text that are read at a time."""
-        return self.max_length - 2
 
     def spelled(self, text: str) -> str:
         """A text whose masks are written as [MASK] or as the tokenizer itself spells them, all in the latter way."""
@@ -231,4 +222,4 @@ def load_filler(model: Path | ModelFolder, warn: Callable[[str], None], device: 
         )
     # If both have such a head, the encoder was trained on samples in place of [MASK], so only the generator knows [MASK].
     network = moved(fillers.get("generator") or next(iter(fillers.values())), place)
-    return Filler(network, loaded.tokenizer, reading_masks(loaded.tokenizer), loaded.max_length)
+    return Filler(loaded.tokenizer, loaded.max_length, network, reading_masks(loaded.tokenizer))

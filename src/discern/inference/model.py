@@ -61,7 +61,7 @@ def model_of(opened: ModelFolder, place: str) -> Model:
     """The model of a folder that is open, on a device; raises the errors of `load`."""
     if isinstance(opened, FinetunedFolder):
         tuned = opened.task_model()
-        reader = Reader(tuned.objective.encoder.to(place), tuned.tokenizer, opened.max_length)
+        reader = Reader(tuned.tokenizer, opened.max_length, tuned.objective.encoder.to(place))
         model = Model(opened, reader, place, _trained_vectors(tuned))
         model._task_models[None] = tuned
         return model
@@ -69,7 +69,7 @@ def model_of(opened: ModelFolder, place: str) -> Model:
     found = read_pooling(opened.folder, loaded.encoder.architecture.frame)
     stated = None if found is None else found.max_length
     max_length = min(loaded.max_length, stated or loaded.max_length)
-    reader = Reader(loaded.encoder.to(place), load_tokenizer(loaded.tokenizer_path), max_length)
+    reader = Reader(load_tokenizer(loaded.tokenizer_path), max_length, loaded.encoder.to(place))
     vectors = VectorSettings() if found is None else VectorSettings(found.pooling, found.normalize, trained=True)
     return Model(opened, reader, place, vectors)
 

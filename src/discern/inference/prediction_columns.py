@@ -12,31 +12,19 @@ import json
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, runtime_checkable
+from typing import Any
 
 from discern.data.sources.table import NO_DELIMITER, dialect_of, excel_delimiter
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Prediction
 from discern.tasks.prediction_input import InputFormat
-from discern.tasks.readers.files import COMPRESSED, parsed_json, raw_lines
+from discern.tasks.readers.files import parsed_json, raw_lines, suffix_of
 from discern.tasks.readers.table import Table, open_table
 
 _NAMES = ("prediction", "probability")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}
 _BOM = "\ufeff"
 Cells = tuple[Any, ...]
-
-
-@runtime_checkable
-class TextFile(Protocol):
-    """A text file to write, with access to its binary buffer."""
-
-    @property
-    def buffer(self) -> BinaryIO:
-        """The underlying binary file."""
-
-    def write(self, text: str, /) -> int:
-        """Write text; return the number of characters."""
 
 
 def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, logits: bool) -> Table:
@@ -63,13 +51,14 @@ def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, 
         raise none
     promised = _ENDINGS.get(out.suffix.lower(), table.format)
     if promised != table.format:
-        plain = next((each for each in reversed(path.suffixes) if each.lower() not in COMPRESSED), "")
-        raise ConfigError(f"{out} would be a {table.format} file, like {path}", hint=f"name it {out.with_suffix(plain)}")
+        raise ConfigError(
+            f"{out} would be a {table.format} file, like {path}", hint=f"name it {out.with_suffix(suffix_of(path))}"
+        )
     return table
 
 
 def write_appended(
-    table: Table, predictions: Iterable[list[Prediction]], kind: str, file: TextFile, note: Callable[[str], None]
+    table: Table, predictions: Iterable[list[Prediction]], kind: str, file: io.TextIOWrapper, note: Callable[[str], None]
 ) -> int:
     """Write the rows of a table with their predictions; return the number of rows.
 
@@ -221,7 +210,7 @@ def _json_lines(path: Path, names: tuple[str, ...], following: Callable[[], Cell
         yield f"{raw[:end].rstrip()}{', ' if record else ''}{more}{raw[end:]}", True
 
 
-def _parquet(path: Path, names: tuple[str, ...], kind: str, following: Callable[[], Cells], file: TextFile) -> int:
+def _parquet(path: Path, names: tuple[str, ...], kind: str, following: Callable[[], Cells], file: io.TextIOWrapper) -> int:
     """Write batches of a thousand rows, to limit memory."""
     import pyarrow as arrow
     import pyarrow.parquet as parquet

@@ -9,6 +9,7 @@ from itertools import islice
 
 import torch
 from jaxtyping import Bool, Float, Int
+from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
@@ -16,6 +17,23 @@ from discern.errors import NumericsError
 from discern.models.base import Encoder, Network
 from discern.tasks.frames import FRAMES
 from discern.types import SpecialTokens, TokenBatch
+
+
+@dataclass(frozen=True)
+class TextModel:
+    """A tokenizer and the limit of a network in evaluation mode, which a subclass adds.
+
+    Attributes:
+        max_length: number of positions it was trained on, including [CLS] and [SEP]; at least 3.
+    """
+
+    tokenizer: Tokenizer
+    max_length: int
+
+    @property
+    def window_size(self) -> int:
+        """Number of tokens of text that are read at a time."""
+        return self.max_length - 2
 
 
 @dataclass(frozen=True)

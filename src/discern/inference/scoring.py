@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, final
 
 import numpy as np
-from tokenizers import Encoding, Tokenizer
+from tokenizers import Encoding
 
 from discern.corruption.masking import chosen_share
 from discern.corruption.sampling import Sampling
@@ -19,7 +19,7 @@ from discern.data.tokenizer.plain_text import encode_texts
 from discern.data.tokenizer.words import Sentences, word_finder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
-from discern.inference.rows import best_places, moved, windows_of
+from discern.inference.rows import TextModel, best_places, moved, windows_of
 from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network
 from discern.models.two_tower.encoder import TwoTowerEncoder
@@ -251,30 +251,22 @@ class NetworkScorer(TokenScorer):
 
 @final
 @dataclass(frozen=True)
-class TextScorer:
+class TextScorer(TextModel):
     """Scores texts: a token scorer with the tokenizer of its networks.
 
     Attributes:
         name: name of the scorer in the registry.
-        max_length: number of positions that the networks were trained on, including [CLS] and [SEP]; at least 3.
         step: training step of the weights; None if unknown.
     """
 
     name: str
     method: TokenScorer
-    tokenizer: Tokenizer
-    max_length: int
     step: int | None = None
 
     @property
     def described(self) -> str:
         """Description of the scores in words."""
         return f"scorer '{self.name}': {self.method.quantity} in {UNIT}, summed over the tokens; higher is likelier"
-
-    @property
-    def window_size(self) -> int:
-        """Number of tokens of text that are read at a time."""
-        return self.max_length - 2
 
     def score(self, texts: Sequence[str]) -> list[Score]:
         """One score per text, in order. Texts with the same tokens get exactly the same score.
@@ -363,7 +355,7 @@ def load_scorer(
     if loaded.pretraining_objective is None and _method(chosen).needs_chosen_share:
         share = f"{served.chosen_share:.3g}, that of the released ELECTRAs of this width,"
         warn(f"{loaded.folder} does not record the fraction of tokens that were masked in training: {share} is assumed")
-    return TextScorer(chosen, _method(chosen).of(served), tokenizer, loaded.max_length, loaded.step)
+    return TextScorer(tokenizer, loaded.max_length, chosen, _method(chosen).of(served), loaded.step)
 
 
 def _served(loaded: ModelFolder, special: SpecialTokens) -> ScoringModel:

@@ -16,7 +16,7 @@ from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import DataError, did_you_mean
 from discern.progress import Progress
 from discern.storage.checksums import Record, understood
-from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines
+from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, stream_lines, suffix_of
 
 _JSON_LINES = (".jsonl", ".ndjson")
 _OPEN, _CLOSE = "[[", "]]"
@@ -152,8 +152,7 @@ def _field(source: Path, field: str | None) -> str | None:
     """The field of the text; None for plain text."""
     if field is not None:
         return field
-    ending = next((ending for ending in reversed(source.suffixes) if ending.lower() not in COMPRESSED), "")
-    return "text" if ending.lower() in _JSON_LINES else None
+    return "text" if suffix_of(source) in _JSON_LINES else None
 
 
 def _record(line: str, where: str) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import Field
 from discern.errors import ConfigError, DataError
 from discern.model_files.folder import FINETUNED_RECORD, LoadedEncoder, ModelFolder, TaskModel
 from discern.model_files.weight_files import read_tensors
-from discern.models.base import Encoder, Network, build_embeddings, build_encoder
+from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.objectives.base import Objective
 from discern.storage.checksums import Record, has_file, read_record, understood
@@ -116,11 +116,19 @@ class FinetunedFolder(ModelFolder):
         if seed in self._task_models:
             return self._task_models[seed]
         path = seed_folder(folder, seed) / MODEL_FILE
-        _refuse_failed(folder, seed)
+        # The scores of a seed that diverged record the failure, and it has no weights.
+        if (path.parent / SCORES_FILE).is_file() and (failure := read_scores(path.parent).get("failure")) is not None:
+            raise DataError(
+                f"seed {seed} of {folder} {failure}; it left no weights",
+                hint="use another --seed; or lower the learning rate: `discern finetune` with --set "
+                "optimizer.learning_rate=..., in another --out",
+            )
         weights = read_tensors(path, hint=f"remove {path.parent}, then run the same `discern finetune` command")
         with understood(folder / RECORD_FILE, hint=_RECORD_HINT):
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
-            objective = supervised(_encoder(record), tasks, frame=record["frame"])
+            config = build_config(record["encoder"])
+            encoder = build_encoder(build_embeddings(record["vocab_size"], record["embedding_size"], config), config)
+            objective = supervised(encoder, tasks, frame=record["frame"])
         load_model_tensors(objective, weights, str(path))
         self._task_models[seed] = TaskModel(folder, objective.eval(), self.tokenizer, seed, record)
         return self._task_models[seed]
@@ -235,20 +243,3 @@ def read_results(folder: Path) -> dict[str, Any]:
             f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to continue"
         )
     return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command, which writes it again")
-
-
-def _refuse_failed(folder: Path, seed: int) -> None:
-    """Raise a DataError for a seed that diverged: its scores record the failure, and it has no weights."""
-    scores = seed_folder(folder, seed)
-    failure = read_scores(scores).get("failure") if (scores / SCORES_FILE).is_file() else None
-    if failure is not None:
-        raise DataError(
-            f"seed {seed} of {folder} {failure}; it left no weights",
-            hint="use another --seed; or lower the learning rate: `discern finetune` with --set optimizer.learning_rate=..., in "
-            "another --out",
-        )
-
-
-def _encoder(record: dict[str, Any]) -> Encoder:
-    config = build_config(record["encoder"])
-    return build_encoder(build_embeddings(record["vocab_size"], record["embedding_size"], config), config)

@@ -115,7 +115,7 @@ def import_model(
     for remark in imported.remarks:
         warn(remark)
     first = next(iter(imported.models.values()))
-    architecture, positions = first.kind.architecture, first.sizes.max_positions
+    architecture, positions = first.kind.architecture, min(model.sizes.max_positions for model in imported.models.values())
     length = min(imported.max_length or positions, positions)
     # What later commands need to know about an import, in addition to its settings. No paths and no host names.
     step = {} if imported.step is None else {"step": imported.step}

@@ -115,13 +115,11 @@ class Graph(nn.Module):
         corrupts: what a comparison does with some tokens so that the model has something to decide.
 
     Raises:
-        ConfigError: the model has no graph, with the reason.
         CheckpointError: the weights are missing or damaged.
     """
 
     def __init__(self, opened: HuggingFaceFolder, pooling: VectorPooling | None = None, *, normalize: bool = False) -> None:
         super().__init__()
-        check_graph(opened.architecture)
         self.tokenizer, self.special = opened.tokenizer, special_tokens(opened.tokenizer)
         self.max_length, self.has_segments = opened.max_length, opened.architecture.has_segments
         self.task_model: TaskModel | None = None
@@ -136,7 +134,6 @@ class Graph(nn.Module):
             self.task_model = opened.task_model()
             task = self.task_model.task()
             self.head = self.task_model.objective.heads[task.name]
-            check_graph(opened.architecture, self.head)
             self.has_segments |= getattr(self.head, "pooling", "cls") == "pair"
             self.max_length, self._labels = task.config.sequence_length, task.labels
             self.reads_pairs = task.labels.pairs or task.labels.kind == "spans"

@@ -48,7 +48,11 @@ class SelfAttention(nn.Module):
             unpadding: layout of the batch; in padded rows, its mask has the window.
             rotate: rotation of queries and keys by their positions; None: none.
         """
-        packed = self._projected(hidden)
+        # Queries, keys and values side by side, from one product
+        projections = (self.query, self.key, self.value)
+        weight = torch.cat([projection.weight for projection in projections])
+        bias = None if self.query.bias is None else torch.cat([projection.bias for projection in projections])
+        packed = F.linear(hidden, weight, bias)
         width = packed.shape[-1] // 3 // self.num_heads
         if unpadding.offsets is not None and unpadding.longest is not None:
             query, key, value = packed.view(-1, 3, self.num_heads, width).unbind(1)
@@ -85,13 +89,6 @@ class SelfAttention(nn.Module):
         if window is not None and window < length:
             seen = (length * (2 * window + 1) - window * (window + 1)) / length
         return parts_flops(length, self.query, self.key, self.value, self.output) + 4 * self.value.out_features * seen
-
-    def _projected(self, hidden: Float[Tensor, "*tokens D"]) -> Float[Tensor, "*tokens three_D"]:
-        """Queries, keys and values side by side, from one product."""
-        projections = (self.query, self.key, self.value)
-        weight = torch.cat([projection.weight for projection in projections])
-        bias = None if self.query.bias is None else torch.cat([projection.bias for projection in projections])
-        return F.linear(hidden, weight, bias)
 
 
 def neighbor_of(head: int) -> int:

@@ -23,7 +23,7 @@ from discern.models.embeddings import (
     TokenEmbeddings,
     WordEmbeddings,
 )
-from discern.models.flops import module_flops
+from discern.models.flops import module_flops, parts_flops
 from discern.models.fused_ops import States
 from discern.models.heads import (
     BilinearTerm,
@@ -234,8 +234,7 @@ class StackedEncoder(Encoder):
         return list(self.blocks)
 
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
-        return projection + module_flops(self.blocks, length)
+        return parts_flops(length, self.projection, self.blocks)
 
     def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         return module_flops(self.blocks, length) if self.gradient_checkpointing else 0.0

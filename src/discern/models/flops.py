@@ -37,9 +37,9 @@ def module_flops(module: nn.Module, length: int) -> float:
     )
 
 
-def parts_flops(length: int, *parts: nn.Module) -> float:
+def parts_flops(length: int, *parts: nn.Module | None) -> float:
     """`module_flops` of several modules together."""
-    return sum(module_flops(part, length) for part in parts)
+    return sum(module_flops(part, length) for part in parts if part is not None)
 
 
 class SumOfParts(nn.Module):

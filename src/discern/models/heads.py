@@ -11,7 +11,7 @@ from torch.nn.parameter import Parameter
 
 from discern.models.architecture import Predicts
 from discern.models.config import ModelConfig
-from discern.models.flops import SumOfParts, module_flops, parts_flops
+from discern.models.flops import SumOfParts, parts_flops
 from discern.models.fused_ops import linear_gelu, normalized
 
 
@@ -74,8 +74,7 @@ class MaskedLMHead(TiedLMHead):
 
     def forward_flops(self, length: int) -> float:
         """FLOPs per position."""
-        projection = 0.0 if self.projection is None else module_flops(self.projection, length)
-        return parts_flops(length, self.dense) + projection + _words_flops(self.word_embeddings)
+        return parts_flops(length, self.dense, self.projection) + _words_flops(self.word_embeddings)
 
     def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... E"]:
         """What the word table is multiplied with."""

@@ -58,7 +58,9 @@ class Content(NamedTuple):
     memory: Float[Tensor, "N B M D"] | None
 
 
-def see_all(attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B L L"] | None:
+def visible_tokens(
+    attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None
+) -> Bool[Tensor, "B L L"] | None:
     """Which tokens see which if nothing is predicted: the real tokens of the same document. None: all tokens see all tokens."""
     if document_ids is None:
         if attention_mask is None:
@@ -68,7 +70,9 @@ def see_all(attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor
     return same if attention_mask is None else same & attention_mask[:, None, :]
 
 
-def forget(old: Float[Tensor, "N B M D"] | None, new: Float[Tensor, "N B R D"], memory_length: int) -> Float[Tensor, "N B K D"]:
+def update_memory(
+    old: Float[Tensor, "N B M D"] | None, new: Float[Tensor, "N B R D"], memory_length: int
+) -> Float[Tensor, "N B K D"]:
     """The newest `memory_length` positions of the old memory and the new states, detached."""
     joined = new if old is None else torch.cat([old.to(new.dtype), new], 2)
     return joined[:, :, max(0, joined.shape[2] - memory_length) :].detach()

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import BinaryIO
 
 from discern.errors import DataError
 
@@ -233,7 +233,7 @@ def write_bytes(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def whole_file(path: Path) -> Iterator[TextIO]:
+def whole_file(path: Path) -> Iterator[io.TextIOWrapper]:
     """A UTF-8 text file to write, which appears under its name at the end of the block. On failure nothing changes.
 
     Raises:

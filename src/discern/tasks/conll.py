@@ -16,7 +16,7 @@ from discern.data.sources.problems import ProblemLog
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Definition, Source, TaskConfig
 from discern.tasks.examples import Reading, TaggingExample, tag_counts
-from discern.tasks.readers.files import COMPRESSED, existing_splits, numbered_lines
+from discern.tasks.readers.files import existing_splits, numbered_lines, suffix_of
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.tasks.tags import broken_starts, detect_scheme
 
@@ -50,11 +50,6 @@ _NOT_A_WORD = re.compile(r"\d+[-.]\d+")
 # A character, or a placeholder for one, and its position in its word, as in Weibo NER's raw files.
 _NUMBERED = re.compile(r"(.[^\d]*)\d+", re.DOTALL)
 _SPACES = re.compile(r"[ \t]+")
-
-
-def suffix_of(path: Path) -> str:
-    """The suffix of a file, ignoring suffixes of compression."""
-    return next((end.lower() for end in reversed(path.suffixes) if end.lower() not in COMPRESSED), "")
 
 
 def read_conll(

@@ -16,10 +16,10 @@ from discern.errors import ConfigError, DataError
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, Labels, Task
 from discern.tasks.classification import Classification
-from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, read_conll, suffix_of
+from discern.tasks.conll import COLUMN_SUFFIXES, ConllSource, read_conll
 from discern.tasks.examples import Reading, TaggingExample
 from discern.tasks.questions import Questions
-from discern.tasks.readers.files import numbered_lines
+from discern.tasks.readers.files import numbered_lines, suffix_of
 from discern.tasks.readers.table import Table, TableFormat, open_table, text_of, written
 from discern.tasks.readers.user_columns import (
     CONTEXT_NAMES,

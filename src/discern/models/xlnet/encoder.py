@@ -20,10 +20,10 @@ from discern.models.base import Encoder
 from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
 from discern.models.fused_ops import Dropout, States, as_states, linear_activation, linear_residual_norm
 from discern.models.heads import TiedLMHead
-from discern.models.two_stream import Content, Factorization, Remembering, Streams, forget, see_all
+from discern.models.two_stream import Content, Factorization, Remembering, Streams, update_memory, visible_tokens
 from discern.models.xlnet.config import XLNetConfig
 from discern.models.xlnet.huggingface import XLNetArchitecture
-from discern.models.xlnet.relative_attention import RelativeAttention, Sight, Surroundings, distances, look, sinusoids
+from discern.models.xlnet.relative_attention import RelativeAttention, SharedInputs, StreamMask, distances, sinusoids, stream_mask
 
 
 class XLNetBlock(nn.Module):
@@ -49,9 +49,9 @@ class XLNetBlock(nn.Module):
         self,
         states: States,
         memory: Float[Tensor, "B M D"] | None,
-        surroundings: Surroundings,
-        content: Sight | None,
-        query: Sight | None,
+        shared: SharedInputs,
+        content: StreamMask | None,
+        query: StreamMask | None,
     ) -> States:
         """The hidden states after this block.
 
@@ -61,7 +61,7 @@ class XLNetBlock(nn.Module):
                 returned.
             query: what the query stream sees; None if there is no query stream.
         """
-        attended = self.attention(states.operand, memory, surroundings, content, query)
+        attended = self.attention(states.operand, memory, shared, content, query)
         residual = states.values[len(states.values) - len(attended) :]
         states = linear_residual_norm(self.attention.output, attended, residual, self.attention_norm, self.dropout)
         inner = linear_activation(self.expand, states.operand, self.activation)
@@ -143,10 +143,10 @@ class XLNetEncoder(Encoder):
         """
         size, keys = self.config.hidden_size, length + remembered
         # Query and output, scores by content and by distance, the sum of the values, feed-forward.
-        asking = 4 * size**2 + 2 * size * (keys + (keys + length) + keys) + 4 * size * self.config.feedforward_size
-        asked = 4 * size**2 * keys / length
+        per_query = 4 * size**2 + 2 * size * (keys + (keys + length) + keys) + 4 * size * self.config.feedforward_size
+        per_key = 4 * size**2 * keys / length
         layers = self.config.num_layers
-        return layers * asked + (layers - (query_share > 0)) * asking + layers * query_share * asking
+        return layers * per_key + (layers - (query_share > 0)) * per_query + layers * query_share * per_query
 
     def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
         return self.forward_flops(length, query_share=query_share, remembered=remembered) if self.gradient_checkpointing else 0.0
@@ -173,7 +173,7 @@ class XLNetEncoder(Encoder):
         Args:
             is_reversed: as in `content_stream`.
         """
-        visible = see_all(attention_mask, document_ids)
+        visible = visible_tokens(attention_mask, document_ids)
         hidden = self.content_stream(input_ids, visible, token_type_ids, is_reversed=is_reversed).hidden
         # Gives the query embedding a gradient of zero: in distributed training, every parameter must have a gradient.
         return hidden + 0 * self.query_embedding if torch.is_grad_enabled() else hidden
@@ -198,9 +198,9 @@ class XLNetEncoder(Encoder):
             is_reversed: True = the text of the row runs backwards, and its distances change sign; None: no row does.
             remembering: how much to remember; None: nothing.
         """
-        sight = look(input_ids, visible, token_type_ids, _length(memory))
-        surroundings = self._surroundings(input_ids, _length(memory), is_reversed)
-        states, kept = self._run(self._content(input_ids), memory, remembering, surroundings, sight, None)
+        mask = stream_mask(input_ids, visible, token_type_ids, _length(memory))
+        shared = self._shared_inputs(input_ids, _length(memory), is_reversed)
+        states, kept = self._run(self._content(input_ids), memory, remembering, shared, mask, None)
         return Content(self.dropout(states.operand.view(*input_ids.shape, self.config.hidden_size)), kept)
 
     def two_streams(self, *inputs: Any, **context: Any) -> Streams:
@@ -226,12 +226,12 @@ class XLNetEncoder(Encoder):
             token_type_ids, memory, is_reversed, remembering: as in `content_stream`.
         """
         visible, positions, before = factorization.visible, factorization.positions, _length(memory)
-        content = look(input_ids, visible, token_type_ids, before)
-        query = look(input_ids, visible, token_type_ids, before, positions)
-        surroundings = self._surroundings(input_ids, before, is_reversed)
+        content = stream_mask(input_ids, visible, token_type_ids, before)
+        query = stream_mask(input_ids, visible, token_type_ids, before, positions)
+        shared = self._shared_inputs(input_ids, before, is_reversed)
         start = self.dropout(self.query_embedding.expand(positions.numel(), -1).contiguous())
         tokens = torch.cat([self._content(input_ids), start])
-        states, kept = self._run(tokens, memory, remembering, surroundings, content, query)
+        states, kept = self._run(tokens, memory, remembering, shared, content, query)
         return Streams(self.dropout(states.operand.view(*positions.shape, self.config.hidden_size)), kept)
 
     def _content(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "tokens D"]:
@@ -242,12 +242,12 @@ class XLNetEncoder(Encoder):
         tokens: Float[Tensor, "tokens D"],
         memory: Float[Tensor, "N B M D"] | None,
         remembering: Remembering | None,
-        surroundings: Surroundings,
-        content: Sight,
-        query: Sight | None,
+        shared: SharedInputs,
+        content: StreamMask,
+        query: StreamMask | None,
     ) -> tuple[States, Float[Tensor, "N B remembered D"] | None]:
         """The output of the last block, and the memory for the next step."""
-        batch, length = surroundings.batch, surroundings.length
+        batch, length = shared.batch, shared.length
         if memory is not None and memory.shape[:2] != (len(self.blocks), batch):
             raise ValueError(f"memory has shape {tuple(memory.shape)}, expected {len(self.blocks)} blocks and {batch} rows")
         states = as_states(tokens)
@@ -259,17 +259,17 @@ class XLNetEncoder(Encoder):
             # If the output is that of the queries, the content states of the last block are not needed.
             unread = query is not None and number == len(self.blocks) - 1
             remembered = None if memory is None else memory[number]
-            states = self.run_block(block, states, remembered, surroundings, None if unread else content, query)
-        new = None if remembering is None else forget(memory, torch.stack(kept), remembering.memory_length)
+            states = self.run_block(block, states, remembered, shared, None if unread else content, query)
+        new = None if remembering is None else update_memory(memory, torch.stack(kept), remembering.memory_length)
         return states, new
 
-    def _surroundings(self, input_ids: Int[Tensor, "B L"], before: int, is_reversed: Bool[Tensor, "B"] | None) -> Surroundings:
+    def _shared_inputs(self, input_ids: Int[Tensor, "B L"], before: int, is_reversed: Bool[Tensor, "B"] | None) -> SharedInputs:
         """The distances: of rows that run forwards, and also of those that run backwards if there may be any."""
         batch, length = input_ids.shape
-        apart = distances(length, before + length, input_ids.device)
-        directions = apart[None] if is_reversed is None else torch.stack([apart, -apart])
+        offsets = distances(length, before + length, input_ids.device)
+        directions = offsets[None] if is_reversed is None else torch.stack([offsets, -offsets])
         table = sinusoids(directions, self.config.hidden_size, self.config.clamp_length)
-        return Surroundings(self.dropout(table), batch, length, None if is_reversed is None else is_reversed.int())
+        return SharedInputs(self.dropout(table), batch, length, None if is_reversed is None else is_reversed.int())
 
 
 def _length(memory: Tensor | None) -> int:

@@ -23,7 +23,7 @@ HIDDEN, SAME, OTHER = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Sight:
+class StreamMask:
     """The keys that the queries of one stream see.
 
     Attributes:
@@ -42,7 +42,7 @@ class Sight:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class SharedInputs:
     """Inputs that all blocks share.
 
     Attributes:
@@ -67,26 +67,26 @@ def distances(length: int, keys: int, device: torch.device | None = None) -> Flo
     return torch.arange(keys, -length, -1, device=device).float()
 
 
-def sinusoids(apart: Float[Tensor, "S W"], size: int, clamp_length: int) -> Float[Tensor, "S W D"]:
+def sinusoids(offsets: Float[Tensor, "S W"], size: int, clamp_length: int) -> Float[Tensor, "S W D"]:
     """Sines, then cosines, of the distances at frequencies from 1 down to almost 1/10000.
 
     Args:
         clamp_length: larger distances are clamped to it; 0: no clamping.
     """
     if clamp_length > 0:
-        apart = apart.clamp(-clamp_length, clamp_length)
-    frequencies = 1 / torch.pow(10000, torch.arange(0, size, 2, device=apart.device).float() / size)
-    angles = apart[..., None] * frequencies
+        offsets = offsets.clamp(-clamp_length, clamp_length)
+    frequencies = 1 / torch.pow(10000, torch.arange(0, size, 2, device=offsets.device).float() / size)
+    angles = offsets[..., None] * frequencies
     return torch.cat([angles.sin(), angles.cos()], -1)[..., :size]
 
 
-def look(
+def stream_mask(
     input_ids: Int[Tensor, "B L"],
     visible: Bool[Tensor, "B L L"] | None,
     token_type_ids: Int[Tensor, "B L"] | None,
     before: int,
     positions: Int[Tensor, "B P"] | None = None,
-) -> Sight:
+) -> StreamMask:
     """The keys that the queries at `positions` see; without them, those of every position, each of which also sees itself.
 
     Args:
@@ -98,7 +98,7 @@ def look(
     where = torch.arange(length, device=input_ids.device).expand_as(input_ids) if positions is None else positions
     starts = (length - where).contiguous()
     if positions is None and visible is None and token_type_ids is None:
-        return Sight(starts, in_order=True)
+        return StreamMask(starts, in_order=True)
     if visible is None:
         visible = torch.ones(1, length, length, dtype=torch.bool, device=input_ids.device).expand(len(input_ids), -1, -1)
     if positions is None:
@@ -107,11 +107,11 @@ def look(
         seen = visible.gather(1, positions[:, :, None].expand(-1, -1, length))
     relation = F.pad(seen, (before, 0), value=True).to(torch.uint8)
     if token_type_ids is not None:
-        own = token_type_ids if positions is None else token_type_ids.gather(1, positions)
-        other = own[:, :, None] != F.pad(token_type_ids, (before, 0))[:, None, :]
+        segments = token_type_ids if positions is None else token_type_ids.gather(1, positions)
+        other = segments[:, :, None] != F.pad(token_type_ids, (before, 0))[:, None, :]
         relation = relation * (1 + other.to(torch.uint8))
     blind = None if positions is None or before else ~seen.any(-1)
-    return Sight(starts, positions is None, relation, token_type_ids is not None, blind)
+    return StreamMask(starts, positions is None, relation, token_type_ids is not None, blind)
 
 
 class RelativeAttention(nn.Module):
@@ -142,72 +142,74 @@ class RelativeAttention(nn.Module):
         self,
         tokens: Float[Tensor, "tokens D"],
         memory: Float[Tensor, "B M D"] | None,
-        surroundings: Surroundings,
-        content: Sight | None,
-        query: Sight | None,
-    ) -> Float[Tensor, "asking D"]:
+        shared: SharedInputs,
+        content: StreamMask | None,
+        query: StreamMask | None,
+    ) -> Float[Tensor, "queries D"]:
         """The attended values of each query, heads concatenated. The caller applies `output`.
 
         Args:
             tokens: (B * (L + P), D) content, then queries.
             content, query: what the two streams see; None for a stream that does not attend.
         """
-        batch, length = surroundings.batch, surroundings.length
-        here, asking = tokens[: batch * length], tokens
+        batch, length = shared.batch, shared.length
+        here, querying = tokens[: batch * length], tokens
         if content is None:
-            asking = tokens[batch * length :]
+            querying = tokens[batch * length :]
         seen = here.view(batch, length, tokens.shape[1])
         if memory is not None:
             seen = torch.cat([memory.to(seen.dtype), seen], 1)
         both = F.linear(seen, torch.cat([self.key.weight, self.value.weight]))
         keys, values = (self._split(part) for part in both.chunk(2, -1))
-        by_distance = self._split(self.position(surroundings.table))  # (H, S, W, d)
-        sights = [sight for sight in (content, query) if sight is not None]
-        parts = self.query(asking).split([sight.starts.numel() for sight in sights])
+        position_keys = self._split(self.position(shared.table))  # (H, S, W, d)
+        masks = [mask for mask in (content, query) if mask is not None]
+        parts = self.query(querying).split([mask.starts.numel() for mask in masks])
         gathered = []
-        for part, sight in zip(parts, sights, strict=True):
-            asked = self._split(part.view(*sight.starts.shape, part.shape[1]))
-            terms = self._terms(asked, keys, by_distance, surroundings.direction, sight.segmented)
-            gathered.append((self._probabilities(*terms, sight) @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
+        for part, mask in zip(parts, masks, strict=True):
+            queries = self._split(part.view(*mask.starts.shape, part.shape[1]))
+            terms = self._terms(queries, keys, position_keys, shared.direction, mask.segmented)
+            gathered.append((self._probabilities(*terms, mask) @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
         return gathered[0] if len(gathered) == 1 else torch.cat(gathered)
 
     def _terms(
         self,
-        asked: Float[Tensor, "H B Q d"],
+        queries: Float[Tensor, "H B Q d"],
         keys: Float[Tensor, "H B K d"],
-        by_distance: Float[Tensor, "H S W d"],
+        position_keys: Float[Tensor, "H S W d"],
         direction: Int[Tensor, "B"] | None,
         segmented: bool,
     ) -> tuple[Float[Tensor, "H B Q K"], Float[Tensor, "H B Q W"], Float[Tensor, "H B Q"] | None]:
         """The terms of the scores: content, all distances, and the difference between "another segment" and "the same"."""
-        scale = 1 / math.sqrt(asked.shape[-1])
-        asked = asked * scale
+        scale = 1 / math.sqrt(queries.shape[-1])
+        queries = queries * scale
 
         def biased(bias: Float[Tensor, "H d"]) -> Float[Tensor, "H B Q d"]:
-            return asked + (bias * scale).to(asked.dtype)[:, None, None, :]
+            return queries + (bias * scale).to(queries.dtype)[:, None, None, :]
 
         content = biased(self.content_bias) @ keys.transpose(-1, -2)
-        apart = _apart(biased(self.position_bias), by_distance, direction)
+        position_scores = _position_scores(biased(self.position_bias), position_keys, direction)
         if not segmented:
-            return content, apart, None
+            return content, position_scores, None
         # Softmax does not change if the term of "the same segment" is subtracted for all keys, so only the difference is needed.
-        difference = (self.segments[1] - self.segments[0]).to(asked.dtype)
-        return content, apart, biased(self.segment_bias).mul(difference[:, None, None, :]).sum(-1)
+        difference = (self.segments[1] - self.segments[0]).to(queries.dtype)
+        return content, position_scores, biased(self.segment_bias).mul(difference[:, None, None, :]).sum(-1)
 
-    def _probabilities(self, content: Tensor, apart: Tensor, gain: Tensor | None, sight: Sight) -> Float[Tensor, "H B Q K"]:
-        if kernels.usable(content, apart):
-            return kernels.relative_softmax(content, apart, gain, sight.relation, sight.starts, self.dropout.active)
-        scores = content + _shifted(apart, sight, content.shape[-1])
-        if gain is not None and sight.relation is not None:
-            scores = scores + gain[..., None] * (sight.relation == OTHER).to(gain.dtype)
-        if sight.relation is not None:
+    def _probabilities(
+        self, content: Tensor, position_scores: Tensor, gain: Tensor | None, mask: StreamMask
+    ) -> Float[Tensor, "H B Q K"]:
+        if kernels.usable(content, position_scores):
+            return kernels.relative_softmax(content, position_scores, gain, mask.relation, mask.starts, self.dropout.active)
+        scores = content + _rel_shift(position_scores, mask, content.shape[-1])
+        if gain is not None and mask.relation is not None:
+            scores = scores + gain[..., None] * (mask.relation == OTHER).to(gain.dtype)
+        if mask.relation is not None:
             # The smallest finite number instead of -inf, so that the result is finite for any mask.
-            scores = scores.masked_fill(sight.relation == HIDDEN, torch.finfo(scores.dtype).min)
+            scores = scores.masked_fill(mask.relation == HIDDEN, torch.finfo(scores.dtype).min)
         # Softmax returns float32 under autocast; the product with the values casts it back.
         probabilities: Tensor = self.dropout(scores.softmax(-1).to(content.dtype))
-        if sight.blind is not None:
+        if mask.blind is not None:
             # If no key is visible, softmax is uniform over all keys, including the token to predict.
-            probabilities = probabilities.masked_fill(sight.blind[..., None], 0)
+            probabilities = probabilities.masked_fill(mask.blind[..., None], 0)
         return probabilities
 
     def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "H B L d"]:
@@ -215,21 +217,21 @@ class RelativeAttention(nn.Module):
         return projected.view(rows, length, self.num_heads, size // self.num_heads).permute(2, 0, 1, 3)
 
 
-def _apart(
-    asked: Float[Tensor, "H B Q d"], by_distance: Float[Tensor, "H S W d"], direction: Int[Tensor, "B"] | None
+def _position_scores(
+    queries: Float[Tensor, "H B Q d"], position_keys: Float[Tensor, "H S W d"], direction: Int[Tensor, "B"] | None
 ) -> Float[Tensor, "H B Q W"]:
     """Products of the queries with the keys for the distances; each row uses those of its direction."""
     if direction is not None:
-        return asked @ by_distance.index_select(1, direction).transpose(-1, -2)
-    return (asked.flatten(1, 2) @ by_distance[:, 0].transpose(-1, -2)).view(*asked.shape[:3], by_distance.shape[2])
+        return queries @ position_keys.index_select(1, direction).transpose(-1, -2)
+    return (queries.flatten(1, 2) @ position_keys[:, 0].transpose(-1, -2)).view(*queries.shape[:3], position_keys.shape[2])
 
 
-def _shifted(apart: Float[Tensor, "H B Q W"], sight: Sight, keys: int) -> Float[Tensor, "H B Q K"]:
+def _rel_shift(position_scores: Float[Tensor, "H B Q W"], mask: StreamMask, keys: int) -> Float[Tensor, "H B Q K"]:
     """Scores by distance, shifted so that each query's columns are its keys."""
-    if not sight.in_order:
-        columns = sight.starts[..., None] + torch.arange(keys, device=apart.device)
-        return apart.gather(-1, columns.expand(apart.shape[0], -1, -1, -1))
+    if not mask.in_order:
+        columns = mask.starts[..., None] + torch.arange(keys, device=position_scores.device)
+        return position_scores.gather(-1, columns.expand(position_scores.shape[0], -1, -1, -1))
     # All positions in order: each row starts one column earlier than the previous one. Reading the same memory from element L on,
     # in rows that are one element shorter, has that effect, without a copy.
-    heads, batch, length, width = apart.shape
-    return apart.flatten(2)[..., length:].view(heads, batch, length, width - 1)[..., :keys]
+    heads, batch, length, width = position_scores.shape
+    return position_scores.flatten(2)[..., length:].view(heads, batch, length, width - 1)[..., :keys]

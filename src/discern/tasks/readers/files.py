@@ -16,6 +16,11 @@ COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 _LONGEST_LINE = 1 << 28
 
 
+def suffix_of(path: Path) -> str:
+    """The suffix of a file, ignoring suffixes of compression."""
+    return next((end.lower() for end in reversed(path.suffixes) if end.lower() not in COMPRESSED), "")
+
+
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 

@@ -30,7 +30,7 @@ from discern.data.sources.table import (
     split_rows,
 )
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.readers.files import COMPRESSED, clean_text, numbered_lines, parsed_json, stream_lines, without_blank_end
+from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, stream_lines, suffix_of, without_blank_end
 
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
@@ -135,10 +135,7 @@ def open_table(path: Path, format: str | None = None) -> Table:
 def _format(path: Path, line: str) -> TableFormat:
     if _JSON_OBJECT.match(line):
         return "jsonl"
-    endings = [ending.lower() for ending in path.suffixes]
-    while endings and endings[-1] in COMPRESSED:
-        endings.pop()
-    ending = endings[-1] if endings else ""
+    ending = suffix_of(path)
     if _JSON_ARRAY.match(line) and ending in (".json", ""):
         return "json"
     return _BY_ENDING.get(ending, "text")

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from discern.data.sources.base import TEXT_NAMES, ending
 from discern.data.sources.table import LABEL_NAMES, delimiter_of, is_header
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.conll import suffix_of
+from discern.tasks.readers.files import suffix_of
 from discern.tasks.readers.table import (
     Table,
     TableFormat,
