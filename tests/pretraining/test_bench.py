@@ -29,6 +29,17 @@ def _quick_products(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(shortened, "shortest_time", lambda product, device, *_: shortest_time(product, device, 0.001))
 
 
+@pytest.fixture(autouse=True)
+def _even_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All steps take their mean time, so that figures fit together on a busy machine too."""
+
+    def timed(*options: Any) -> Timing:
+        timing = time_training(*options)
+        return replace(timing, seconds=[sum(timing.seconds) / len(timing.seconds)] * len(timing.seconds))
+
+    monkeypatch.setattr(module, "time_training", timed)
+
+
 SMALL = ("data.sequence_length=16", f"train.sequences_per_step={ROWS}", "model.num_layers=1")
 
 
@@ -43,7 +54,7 @@ def test_the_figures_fit_together_and_nothing_is_written(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     figures = measure()
     assert figures["steps"] == 2
-    assert figures["tokens_per_second"] * figures["step_milliseconds"] == pytest.approx(1000 * ROWS * 16, rel=0.5)
+    assert figures["tokens_per_second"] * figures["step_milliseconds"] == pytest.approx(1000 * ROWS * 16)
     assert figures["step_milliseconds_min"] <= figures["step_milliseconds"] <= figures["step_milliseconds_max"]
     assert figures["gemm_share"] == pytest.approx(figures["tokens_per_second"] / figures["gemm_limit_tokens_per_second"])
     assert figures["flops_per_second"] == pytest.approx(figures["flops_per_token"] * figures["tokens_per_second"])
