@@ -38,9 +38,10 @@ ELECTRAS = [
     "tiny",
 ]
 XLNETS = ["xlnet-base", "xlnet-cpu", "xlnet-large", "xlnet-small"]
+DEBERTAS = ["deberta-cpu", "deberta-v3-base", "deberta-v3-large", "deberta-v3-small", "deberta-v3-xsmall"]
 MODERN = ["gpu-minutes", "modern-base", "modern-cpu", "modern-small"]
-PRESETS = sorted([*ELECTRAS, *MODERN, *XLNETS])
-SOURCES = ["Clark et al. 2020", "google-research/electra", "Warner et al. 2024", "Yang et al. 2019"]
+PRESETS = sorted([*DEBERTAS, *ELECTRAS, *MODERN, *XLNETS])
+SOURCES = ["Clark et al. 2020", "google-research/electra", "He et al. 2021", "Warner et al. 2024", "Yang et al. 2019"]
 
 
 def load(preset: str, *overrides: str) -> PretrainConfig:

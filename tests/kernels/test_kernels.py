@@ -133,15 +133,25 @@ def offsets(lengths: list[int]) -> Tensor:
 
 
 def double_attention(
-    packed: Tensor, heads: int, lengths: list[int], window: int | None, factors: list[Tensor] | None = None
+    packed: Tensor,
+    heads: int,
+    lengths: list[int],
+    window: int | None,
+    factors: list[Tensor] | None = None,
+    positions: Tensor | None = None,
+    buckets: Tensor | None = None,
 ) -> Tensor:
     """Attention of each span within a window, by its definition; `factors` multiply the probabilities."""
     parts = []
     for number, span in enumerate(packed.double().split(lengths)):
-        positions = torch.arange(len(span))
-        far = (positions[:, None] - positions).abs() > (len(span) if window is None else window)
+        distance = torch.arange(len(span)) - torch.arange(len(span))[:, None]  # key minus query
+        far = distance.abs() > (len(span) if window is None else window)
         query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in span.chunk(3, 1))
-        scores = (query / query.shape[-1] ** 0.5) @ key.transpose(1, 2)
+        scores = query @ key.transpose(1, 2)
+        if positions is not None and buckets is not None:
+            of_query, of_key = positions.double()[buckets[distance + len(buckets) // 2]].unflatten(2, (2, heads, -1)).unbind(2)
+            scores = scores + torch.einsum("hqd,qkhd->hqk", query, of_query) + torch.einsum("hkd,qkhd->hqk", key, of_key)
+        scores = scores / query.shape[-1] ** 0.5
         probabilities = scores.masked_fill(far, -torch.inf).softmax(-1) * (1 if factors is None else factors[number])
         parts.append((probabilities @ value).transpose(0, 1).flatten(1))
     return torch.cat(parts)
@@ -159,6 +169,21 @@ def test_attention(size: int, heads: int, window: int | None, low: bool) -> None
     ours = kernels.attention(packed, heads, offsets(LENGTHS), 0.0, window)
     assert ours.dtype == packed.dtype
     compare(ours, double_attention(packed, heads, LENGTHS, window), [packed], 0.02 if low else 2e-6)
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize(("size", "heads", "nearest"), [(1, 2, 3), (16, 2, 40), (20, 3, 7), (64, 1, 500)])
+def test_attention_with_positions(size: int, heads: int, nearest: int, low: bool) -> None:
+    """Distances of up to `nearest` have vectors of their own; longer ones share some, and the vectors of other spans are unread."""
+    distance = torch.arange(-210, 211)
+    longer = distance.sign() * (nearest + (distance.abs() - nearest).clamp(min=0) // 30)
+    buckets = -torch.where(distance.abs() <= nearest, distance, longer)
+    buckets = buckets - buckets.min()
+    packed = draws(sum(LENGTHS), 3 * size * heads, low=low)
+    positions = draws(int(buckets.max()) + 1, 2 * size * heads, seed=1, low=low)
+    ours = kernels.attention(packed, heads, offsets(LENGTHS), 0.0, None, positions, buckets)
+    reference = double_attention(packed, heads, LENGTHS, None, None, positions, buckets)
+    compare(ours, reference, [packed, positions], 0.02 if low else 3e-6)
 
 
 def kept_by_attention(lengths: list[int], probability: float, window: int | None = None) -> list[Tensor]:

@@ -246,7 +246,8 @@ _FOLDER = Path(__file__).with_name("presets")
 
 DEFAULT_VOCABULARY = 30_522
 """Size of BERT's vocabulary, for which the recipes of the paper were made."""
-_USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "modern-cpu": 8192, "demo": 4096, "gpu-minutes": 16_384}
+_USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "modern-cpu": 8192, "deberta-cpu": 8192, "demo": 4096}
+_USUAL_VOCABULARIES |= {"gpu-minutes": 16_384, **{f"deberta-v3-{size}": 128_100 for size in ("xsmall", "small", "base", "large")}}
 
 
 def usual_vocabulary(preset: str | None) -> int:

@@ -339,20 +339,30 @@ def attention(
     offsets: Int[Tensor, "spans_and_1"],
     probability: float,
     window: int | None = None,
+    positions: Float[Tensor, "W two_D"] | None = None,
+    buckets: Int[Tensor, "distances"] | None = None,
+    scale: float | None = None,
 ) -> Float[Tensor, "T D"]:
     """Softmax attention within spans of concatenated tokens.
 
     Time and memory are proportional to the length of a span times the window. The same elements are dropped for any window.
+    With positions, the products of query i with the first vector of the distance j - i, and of key j with the second, are added
+    to the product of the two; then there must be no window.
 
     Args:
         packed: queries, keys and values side by side.
         offsets: start of each span, and the end of the last; int64.
         probability: probability of dropping an attention probability.
         window: largest distance, in tokens, at which a token sees another of its span; None: no limit.
+        positions: two vectors of each bucket of distances, side by side, with the heads of `packed`.
+        buckets: row of `positions` for each distance from -n to n, in an order that never increases; n is at least the largest.
+        scale: factor of the scores; None: 1 / sqrt(size of a head).
     """
     if window is not None and window < 0:
         raise ValueError(f"the window is {window}; it must be 0 or more tokens to either side")
-    return _Attention.apply(packed, num_heads, offsets, *dropping(probability), window)  # type: ignore[no-any-return, no-untyped-call]
+    scale = (packed.shape[1] / 3 / num_heads) ** -0.5 if scale is None else scale
+    buckets = None if buckets is None else buckets.int()
+    return _Attention.apply(packed, positions, buckets, num_heads, offsets, *dropping(probability), window, scale)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotary(
@@ -404,24 +414,37 @@ def relative_softmax(
 
 class _Attention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, packed: Tensor, num_heads: int, offsets: Tensor, seed: int, limit: int, window: int | None) -> Tensor:
-        packed = packed.contiguous()
+    def forward(
+        ctx: Any,
+        packed: Tensor,
+        positions: Tensor | None,
+        buckets: Tensor | None,
+        num_heads: int,
+        offsets: Tensor,
+        seed: int,
+        limit: int,
+        window: int | None,
+        scale: float,
+    ) -> Tensor:
+        packed, positions = packed.contiguous(), None if positions is None else positions.contiguous()
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
         normalizer = packed.new_empty(tokens, num_heads, dtype=torch.float32)
-        call("attend", packed.dtype, *_heads(packed, num_heads, offsets, window), result, normalizer, seed, limit)
-        ctx.save_for_backward(packed, offsets, result, normalizer)
-        ctx.num_heads, ctx.window, ctx.seed, ctx.limit = num_heads, window, seed, limit
+        ctx.settings = num_heads, window, scale
+        layout = _heads(packed, offsets, positions, buckets, *ctx.settings)
+        call("attend", packed.dtype, *layout, result, normalizer, seed, limit)
+        ctx.save_for_backward(packed, offsets, positions, buckets, result, normalizer)
+        ctx.seed, ctx.limit = seed, limit
         return result
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        packed, offsets, result, normalizer = ctx.saved_tensors
-        dpacked = torch.empty_like(packed)
-        given = (*_heads(packed, ctx.num_heads, offsets, ctx.window), result, normalizer, gradient)
-        call("attend_back", packed.dtype, *given, *_thirds(dpacked), ctx.seed, ctx.limit)
-        return dpacked, None, None, None, None, None
+        *inputs, result, normalizer = ctx.saved_tensors
+        dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[2])
+        given = (*_heads(*inputs, *ctx.settings), result, normalizer, gradient)
+        call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, ctx.seed, ctx.limit)
+        return dpacked, dpositions, None, None, None, None, None, None, None
 
 
 class _Rotary(torch.autograd.Function):
@@ -487,8 +510,17 @@ def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
 
 
-def _heads(packed: Tensor, num_heads: int, offsets: Tensor, window: int | None) -> list[Any]:
+def _heads(
+    packed: Tensor,
+    offsets: Tensor,
+    positions: Tensor | None,
+    buckets: Tensor | None,
+    num_heads: int,
+    window: int | None,
+    scale: float,
+) -> list[Any]:
     """Arguments that describe the layout of heads and spans."""
     three = packed.shape[1]
-    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1]
-    return [*_thirds(packed), *layout, -1 if window is None else window]
+    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, -1 if window is None else window, scale]
+    rows, reach = (0, 0) if positions is None or buckets is None else (len(positions), (len(buckets) + 1) // 2)
+    return [*_thirds(packed), *layout, positions, buckets, rows, reach]

@@ -11,6 +11,11 @@
  * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
  * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
  * as the longest span.
+ *
+ * Disentangled attention, which has no window, adds to the score of query i and key j the products of the query with the vector
+ * of their distance, and of the key with another one. `position` has a row of both for each bucket of distances, all heads of
+ * the first side by side, then all heads of the second. `bucket` has the row of each distance j - i from 1 - reach to reach - 1,
+ * and never increases. Of a tile, only the products with the buckets of its distances are computed.
  */
 
 #define TILE 32 /* queries at a time */
@@ -83,6 +88,10 @@ typedef struct {
     int64_t stride, size, heads, spans;
     const int64_t *offsets;
     int64_t window; /* negative: no limit */
+    float factor; /* of the scores */
+    const void *position; /* null: none */
+    const int32_t *bucket;
+    int64_t buckets, reach;
 } Heads;
 
 static int64_t longest(const Heads *in) {
@@ -107,6 +116,73 @@ INLINE Room make_room(const Heads *in) {
 
 /* A stride of at least `width` that is no large power of two, which would put all rows into the same few sets of the cache. */
 INLINE int64_t spread(int64_t width) { return width | LANES; }
+
+/* The spans are divided into groups; one thread computes a group for one head. With positions, a group has many spans, since
+ * their vectors are prepared and their gradients summed once a group; the number does not depend on the number of threads. */
+#define GROUPS 8
+
+INLINE int64_t groups(const Heads *in) { return in->position && in->spans > GROUPS ? GROUPS : in->spans; }
+
+/* Vectors of the buckets of one head, and the products of the keys (a row for each token of a span) and of the queries (a row
+ * for each of a tile) with them. Rows of products and of transposed matrices have `width` columns. */
+typedef struct {
+    float *key, *query, *across_key, *across_query, *of_keys, *of_queries;
+    int64_t width;
+} Positions;
+
+INLINE int64_t positions_width(const Heads *in) { return in->position ? spread(padded(in->buckets) + LANES) : 0; }
+
+INLINE int64_t positions_size(const Heads *in, int64_t most, int64_t wide) {
+    return in->position ? 2 * in->buckets * wide + positions_width(in) * (2 * wide + most + TILE) : 0;
+}
+
+INLINE Positions make_positions(const Heads *in, int64_t head, int64_t most, int64_t wide, float *room, int half) {
+    const int64_t size = in->size, count = in->buckets, stride = 2 * in->heads * size, width = positions_width(in);
+    Positions p = {.key = room, .query = room + count * wide, .across_key = room + 2 * count * wide, .width = width};
+    p.across_query = p.across_key + wide * width;
+    p.of_keys = p.across_query + wide * width;
+    p.of_queries = p.of_keys + most * width;
+    unpack(in->position, stride, head * size, count, size, p.key, wide, 1.0f, half);
+    unpack(in->position, stride, (in->heads + head) * size, count, size, p.query, wide, in->factor, half);
+    transpose(p.key, count, size, wide, p.across_key, width);
+    transpose(p.query, count, size, wide, p.across_query, width);
+    return p;
+}
+
+/* Buckets of the distances between queries and keys: from the last key to the first query, and the reverse. */
+typedef struct {
+    int64_t low, count;
+} Range;
+
+INLINE Range make_range(const Heads *in, int64_t query, int64_t queries, int64_t key, int64_t keys) {
+    const int32_t *bucket = in->bucket + in->reach - 1;
+    const int64_t low = bucket[key + keys - 1 - query];
+    return (Range){low, bucket[key - (query + queries - 1)] - low + 1};
+}
+
+/* The products of the n keys of a span. */
+INLINE void positions_of_keys(const Heads *in, const Positions *p, const float *key, int64_t n, int64_t wide) {
+    for (int64_t k = 0; k < n; k += TILE) {
+        const int64_t rows = n - k < TILE ? n - k : TILE;
+        const Range range = make_range(in, 0, n, k, rows);
+        product(rows, padded(range.count), in->size, key + k * wide, wide, 1, p->across_query + range.low, p->width,
+                p->of_keys + k * p->width + range.low, p->width, 0);
+    }
+}
+
+/* Adds the scores of positions to those of `rows` queries from query q on. */
+INLINE void add_positions(const Heads *in, const Positions *p, const float *query, int64_t q, int64_t rows, int64_t n, int64_t wide,
+                          float *scores, int64_t width) {
+    const Range range = make_range(in, q, rows, 0, n);
+    product(rows, padded(range.count), in->size, query, wide, 1, p->across_key + range.low, p->width, p->of_queries + range.low,
+            p->width, 0);
+    for (int64_t r = 0; r < rows; r++) {
+        const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
+        const float *of_query = p->of_queries + r * p->width, *of_keys = p->of_keys;
+        float *row = scores + r * width;
+        for (int64_t j = 0; j < n; j++) row[j] += of_query[bucket[j]] + of_keys[j * p->width + bucket[j]];
+    }
+}
 
 /* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a
  * multiple of 32, at which a block of the dropout mask begins, so that the mask does not depend on the window. */
@@ -160,8 +236,9 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
     const int64_t size = in->size, wide = padded(size);
-    const int64_t each = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
-    const float factor = 1.0f / sqrtf((float)size);
+    const int64_t before = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
+    const int64_t each = before + positions_size(in, most, wide), parts = groups(in);
+    const float factor = in->factor;
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
@@ -170,44 +247,50 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
         float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band;
         float *mask = sums + TILE * wide;
+        Positions positions;
 #pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < in->spans * in->heads; job++) {
-            const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
-            const int64_t origin = start * in->stride + head * size;
-            unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, apart);
-            unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-            for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, window);
-                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
-                for (int64_t r = 0; r < rows; r++) {
-                    float *row = scores + r * width;
-                    const Seen seen = make_seen(&tile, r, window);
-                    hide(row, &seen);
-                    clear(row, &seen, width, sizeof(float));
-                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
-                    vec sum = {0};
-                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec e = exponential(*(vec_u *)(row + c) - top);
-                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
-                        *(vec_u *)(row + c) = e;
-                        sum += e;
+        for (int64_t job = 0; job < parts * in->heads; job++) {
+            const int64_t head = job % in->heads, part = job / in->heads;
+            if (in->position) positions = make_positions(in, head, most, wide, key + before, half);
+            for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
+                const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(padded(n));
+                const int64_t origin = start * in->stride + head * size;
+                unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
+                transpose(key, n, size, wide, across_key, apart);
+                unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
+                if (in->position) positions_of_keys(in, &positions, key, n, wide);
+                for (int64_t q = 0; q < n; q += TILE) {
+                    const Tile tile = make_tile(q, n, window);
+                    const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                    unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
+                    product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
+                    if (in->position) add_positions(in, &positions, query, q, rows, n, wide, scores, width);
+                    for (int64_t r = 0; r < rows; r++) {
+                        float *row = scores + r * width;
+                        const Seen seen = make_seen(&tile, r, window);
+                        hide(row, &seen);
+                        clear(row, &seen, width, sizeof(float));
+                        const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
+                        vec sum = {0};
+                        for (int64_t c = seen.first; c < seen.to; c += LANES) {
+                            vec e = exponential(*(vec_u *)(row + c) - top);
+                            if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
+                            *(vec_u *)(row + c) = e;
+                            sum += e;
+                        }
+                        const float all = total(sum), inverse = 1.0f / all;
+                        normalizer[(start + q + r) * in->heads + head] = top + logf(all);
+                        if (threshold) {
+                            keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                            for (int64_t c = seen.first; c < seen.to; c += LANES)
+                                *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
+                        } else {
+                            for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
+                        }
                     }
-                    const float all = total(sum), inverse = 1.0f / all;
-                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
-                    if (threshold) {
-                        keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                        for (int64_t c = seen.first; c < seen.to; c += LANES)
-                            *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
-                    } else {
-                        for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
-                    }
+                    product(rows, wide, count, scores, width, 1, value + low * wide, wide, sums, wide, 0);
+                    repack(sums, rows, size, wide, out, in->heads * size, (start + q) * in->heads * size + head * size, 1.0f, half);
                 }
-                product(rows, wide, count, scores, width, 1, value + low * wide, wide, sums, wide, 0);
-                repack(sums, rows, size, wide, out, in->heads * size, (start + q) * in->heads * size + head * size, 1.0f, half);
             }
         }
     }
@@ -217,15 +300,21 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
 
 /* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
 INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
-                           void *dvalue, int64_t seed, int64_t threshold, int half) {
+                           void *dvalue, void *dposition, int64_t seed, int64_t threshold, int half) {
     const Room room = make_room(in);
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
     const int64_t size = in->size, wide = padded(size);
-    const int64_t each = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES;
-    const float factor = 1.0f / sqrtf((float)size);
+    const int64_t before = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES, across_buckets = positions_width(in);
+    const int64_t each = before + positions_size(in, most, wide) + (most + TILE) * across_buckets, parts = groups(in);
+    const int64_t head_sums = 2 * in->buckets * wide; /* gradients of the vectors of one head, in one group */
+    const float factor = in->factor;
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
-    if (!scratch) return 1;
+    float *position_sums = in->position ? calloc((size_t)(parts * in->heads * head_sums + 1), sizeof(float)) : NULL;
+    if (!scratch || (in->position && !position_sums)) {
+        free(scratch), free(position_sums);
+        return 1;
+    }
 #pragma omp parallel
     {
         float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
@@ -233,56 +322,103 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
         float *query = value_sums + most * wide, *gradient = query + TILE * wide, *result = gradient + TILE * wide;
         float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * band;
         float *slopes = dropped + TILE * band, *mask = slopes + TILE * band;
+        float *dof_keys = key + each - (most + TILE) * across_buckets, *dof_queries = dof_keys + most * across_buckets;
+        Positions positions;
 #pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < in->spans * in->heads; job++) {
-            const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
-            const int64_t origin = start * in->stride + head * size;
-            const int64_t ours = in->heads * size;
-            unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-            transpose(key, n, size, wide, across_key, apart);
-            unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-            transpose(value, n, size, wide, across_value, apart);
-            memset(key_sums, 0, (size_t)(n * wide) * sizeof(float));
-            memset(value_sums, 0, (size_t)(n * wide) * sizeof(float));
-            for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, window);
-                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                const int64_t at = (start + q) * ours + head * size;
-                unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                unpack(dout, ours, at, rows, size, gradient, wide, 1.0f, half);
-                unpack(out, ours, at, rows, size, result, wide, 1.0f, half);
-                product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
-                product(rows, width, size, gradient, wide, 1, across_value + low, apart, slopes, width, 0);
-                for (int64_t r = 0; r < rows; r++) {
-                    float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
-                    const Seen seen = make_seen(&tile, r, window);
-                    hide(row, &seen);
-                    clear(kept, &seen, width, sizeof(float));
-                    clear(slope, &seen, width, sizeof(float));
-                    const float norm = normalizer[(start + q + r) * in->heads + head];
-                    vec sum = {0};
-                    for (int64_t c = 0; c < wide; c += LANES) sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
-                    const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec p = exponential(*(vec_u *)(row + c) - norm);
-                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
-                        vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
-                        *(vec_u *)(kept + c) = p * factors;
-                        *(vec_u *)(slope + c) = p * (*(vec_u *)(slope + c) * factors - delta);
-                    }
+        for (int64_t job = 0; job < parts * in->heads; job++) {
+            const int64_t head = job % in->heads, part = job / in->heads;
+            float *dposition_key = position_sums + job * head_sums, *dposition_query = dposition_key + in->buckets * wide;
+            if (in->position) positions = make_positions(in, head, most, wide, key + before, half);
+            for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
+                const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(padded(n));
+                const int64_t origin = start * in->stride + head * size;
+                const int64_t ours = in->heads * size;
+                unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
+                transpose(key, n, size, wide, across_key, apart);
+                unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
+                transpose(value, n, size, wide, across_value, apart);
+                memset(key_sums, 0, (size_t)(n * wide) * sizeof(float));
+                memset(value_sums, 0, (size_t)(n * wide) * sizeof(float));
+                if (in->position) {
+                    positions_of_keys(in, &positions, key, n, wide);
+                    memset(dof_keys, 0, (size_t)(n * across_buckets) * sizeof(float));
                 }
-                product(count, wide, rows, dropped, 1, width, gradient, wide, value_sums + low * wide, wide, 1);
-                product(count, wide, rows, slopes, 1, width, query, wide, key_sums + low * wide, wide, 1);
-                product(rows, wide, count, slopes, width, 1, key + low * wide, wide, query_sums, wide, 0);
-                repack(query_sums, rows, size, wide, dquery, in->stride, origin + q * in->stride, factor, half);
+                for (int64_t q = 0; q < n; q += TILE) {
+                    const Tile tile = make_tile(q, n, window);
+                    const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
+                    const int64_t at = (start + q) * ours + head * size;
+                    unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
+                    unpack(dout, ours, at, rows, size, gradient, wide, 1.0f, half);
+                    unpack(out, ours, at, rows, size, result, wide, 1.0f, half);
+                    product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
+                    if (in->position) add_positions(in, &positions, query, q, rows, n, wide, scores, width);
+                    product(rows, width, size, gradient, wide, 1, across_value + low, apart, slopes, width, 0);
+                    for (int64_t r = 0; r < rows; r++) {
+                        float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
+                        const Seen seen = make_seen(&tile, r, window);
+                        hide(row, &seen);
+                        clear(kept, &seen, width, sizeof(float));
+                        clear(slope, &seen, width, sizeof(float));
+                        const float norm = normalizer[(start + q + r) * in->heads + head];
+                        vec sum = {0};
+                        for (int64_t c = 0; c < wide; c += LANES)
+                            sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
+                        const float delta = total(sum);
+                        if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
+                        for (int64_t c = seen.first; c < seen.to; c += LANES) {
+                            vec p = exponential(*(vec_u *)(row + c) - norm);
+                            if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
+                            vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
+                            *(vec_u *)(kept + c) = p * factors;
+                            *(vec_u *)(slope + c) = p * (*(vec_u *)(slope + c) * factors - delta);
+                        }
+                    }
+                    product(count, wide, rows, dropped, 1, width, gradient, wide, value_sums + low * wide, wide, 1);
+                    product(count, wide, rows, slopes, 1, width, query, wide, key_sums + low * wide, wide, 1);
+                    product(rows, wide, count, slopes, width, 1, key + low * wide, wide, query_sums, wide, 0);
+                    if (in->position) {
+                        const Range range = make_range(in, q, rows, 0, n);
+                        for (int64_t r = 0; r < rows; r++) {
+                            const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
+                            const float *slope = slopes + r * width;
+                            float *of_query = dof_queries + r * across_buckets;
+                            memset(of_query + range.low, 0, (size_t)range.count * sizeof(float));
+                            for (int64_t j = 0; j < n; j++) {
+                                of_query[bucket[j]] += slope[j];
+                                dof_keys[j * across_buckets + bucket[j]] += slope[j];
+                            }
+                        }
+                        product(rows, wide, range.count, dof_queries + range.low, across_buckets, 1,
+                                positions.key + range.low * wide, wide, query_sums, wide, 1);
+                        product(range.count, wide, rows, dof_queries + range.low, 1, across_buckets, query, wide,
+                                dposition_key + range.low * wide, wide, 1);
+                    }
+                    repack(query_sums, rows, size, wide, dquery, in->stride, origin + q * in->stride, factor, half);
+                }
+                for (int64_t k = 0; in->position && k < n; k += TILE) {
+                    const int64_t rows = n - k < TILE ? n - k : TILE;
+                    const Range range = make_range(in, 0, n, k, rows);
+                    const float *slope = dof_keys + k * across_buckets + range.low;
+                    product(rows, wide, range.count, slope, across_buckets, 1, positions.query + range.low * wide, wide,
+                            key_sums + k * wide, wide, 1);
+                    product(range.count, wide, rows, slope, 1, across_buckets, key + k * wide, wide,
+                            dposition_query + range.low * wide, wide, 1);
+                }
+                repack(key_sums, n, size, wide, dkey, in->stride, origin, 1.0f, half);
+                repack(value_sums, n, size, wide, dvalue, in->stride, origin, 1.0f, half);
             }
-            repack(key_sums, n, size, wide, dkey, in->stride, origin, 1.0f, half);
-            repack(value_sums, n, size, wide, dvalue, in->stride, origin, 1.0f, half);
+        }
+        /* The sums of all groups, in order. */
+#pragma omp for
+        for (int64_t side = 0; side < (in->position ? 2 * in->heads : 0); side++) {
+            const int64_t head = side % in->heads, which = side / in->heads;
+            float *whole = position_sums + head * head_sums + which * in->buckets * wide;
+            for (int64_t part = 1; part < parts; part++)
+                for (int64_t i = 0; i < in->buckets * wide; i++) whole[i] += whole[part * in->heads * head_sums + i];
+            repack(whole, in->buckets, size, wide, dposition, 2 * in->heads * size, side * size, which ? factor : 1.0f, half);
         }
     }
-    free(scratch);
+    free(scratch), free(position_sums);
     return 0;
 }
 
@@ -370,7 +506,7 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
     const int64_t size = in->size, ours = in->heads * size;
     const int64_t each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
-    const float factor = 1.0f / sqrtf((float)size);
+    const float factor = in->factor;
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
@@ -429,7 +565,7 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
     const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
     const int64_t size = in->size, ours = in->heads * size;
     const int64_t each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
-    const float factor = 1.0f / sqrtf((float)size);
+    const float factor = in->factor;
     Drop drop = make_drop(seed, threshold);
     float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
     if (!scratch) return 1;
@@ -509,19 +645,22 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
 
 #define ATTEND(name, half)                                                                                                     \
     int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,      \
-                      const int64_t *offsets, int64_t spans, int64_t window, void *out, float *normalizer, int64_t seed,       \
+                      const int64_t *offsets, int64_t spans, int64_t window, float factor, const void *position,               \
+                      const int32_t *bucket, int64_t buckets, int64_t reach, void *out, float *normalizer, int64_t seed,       \
                       int64_t threshold) {                                                                                     \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
-        if (PAIRS(half, size)) return attend_pairs(&in, out, normalizer, seed, threshold);                                     \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window, factor, position, bucket, buckets, reach}; \
+        if (PAIRS(half, size) && !position) return attend_pairs(&in, out, normalizer, seed, threshold);                        \
         return attend_any(&in, out, normalizer, seed, threshold, half);                                                        \
     }                                                                                                                          \
     int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads, \
-                           const int64_t *offsets, int64_t spans, int64_t window, const void *out, const float *normalizer,    \
-                           const void *dout, void *dquery, void *dkey, void *dvalue, int64_t seed, int64_t threshold) {        \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window};                                           \
-        if (PAIRS(half, size))                                                                                                 \
+                           const int64_t *offsets, int64_t spans, int64_t window, float factor, const void *position,          \
+                           const int32_t *bucket, int64_t buckets, int64_t reach, const void *out, const float *normalizer,    \
+                           const void *dout, void *dquery, void *dkey, void *dvalue, void *dposition, int64_t seed,            \
+                           int64_t threshold) {                                                                                \
+        Heads in = {query, key, value, stride, size, heads, spans, offsets, window, factor, position, bucket, buckets, reach}; \
+        if (PAIRS(half, size) && !position)                                                                                    \
             return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                       \
-        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold, half);                       \
+        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, dposition, seed, threshold, half);            \
     }
 ATTEND(float, 0)
 ATTEND(half, 1)

@@ -194,6 +194,8 @@ def _network_facts(models: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
         "output": root.output,
         "energies": read_mark(root.config).get("gives") == "energy",
         "fills_masks": root.output in ("words", "words or copies"),
+        "not_computed": architecture.not_computed(sizes) if root.output in ("words", "words or copies") else "",
+        "segments": architecture.has_segments and sizes.num_token_types > 1,
         "query_stream": root.kind.has_query_stream,
         "is_bert": root.config["model_type"] == "bert",
         "sizes": {label: getattr(sizes, name) for name, label in _SIZES.items() if name in keys},

@@ -283,7 +283,7 @@ class ModelFolder(abc.ABC):
 
     def _loaded(self, encoder: Encoder, max_length: int, description: str) -> LoadedEncoder:
         return LoadedEncoder(
-            encoder,
+            encoder.for_tasks(),
             self.tokenizer_path,
             max_length,
             description,

@@ -19,11 +19,12 @@ CALIBRATION_NAME = "detection.json"
 """File that `discern detect --calibrate` writes beside a discriminator."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = (
-    *(CONFIG_NAME, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "vocab.txt"),
+    *(CONFIG_NAME, "generator_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
     *("discern.toml", CALIBRATION_NAME, CHECKSUMS_NAME, "README.md"),
     *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", f"[0-9]_*/{CHECKSUMS_NAME}"),  # of sentence-transformers
 )
-_WEIGHTS = ("*.safetensors", "*.safetensors.index.json")
+_WEIGHTS = ("*.safetensors", "*.safetensors.index.json", "pytorch_model.generator.bin")
 _PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 _CACHED = re.compile(r"models--(.+)")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, final
@@ -25,7 +25,7 @@ from discern.model_files.folder import LoadedEncoder, ModelFolder, TaskModel, ch
 from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME, hub_name
 from discern.model_files.run import build_objective
 from discern.model_files.tokenizer import read_max_length
-from discern.model_files.weight_files import and_more, check_shape, open_weight_files, read_tensors
+from discern.model_files.weight_files import and_more, check_shape, open_weight_files, read_tensors, weights_path
 from discern.models.architecture import AGAIN, MARK, WORDS, Architecture, Predicts, renamed
 from discern.models.base import (
     Encoder,
@@ -89,13 +89,18 @@ class _Config(Record):
     discern: _Mark | None = None
 
 
-def read_huggingface_config(folder: Path) -> dict[str, Any]:
-    """Read config.json of a Hugging Face folder.
+def config_path(folder: Path, part: str = "") -> Path:
+    """The file with the configuration of a network, see `open_weight_files`."""
+    return folder / (f"{part}_{CONFIG_NAME}" if part else CONFIG_NAME)
+
+
+def read_huggingface_config(folder: Path, part: str = "") -> dict[str, Any]:
+    """Read config.json of a Hugging Face folder, or that of a second network in it.
 
     Raises:
         CheckpointError: the file is missing or damaged, or no encoder is known for this type of model.
     """
-    path = folder / CONFIG_NAME
+    path = config_path(folder, part)
     config = read_object(path, hint=AGAIN, error=CheckpointError)
     for name in lost_files(folder):
         if "/" not in name and not name.endswith((CALIBRATION_NAME, ".onnx")):  # other networks and these may be removed
@@ -261,27 +266,34 @@ class StoredNetwork:
         return self.network
 
 
-def read_network(folder: Path) -> StoredNetwork:
+def read_network(folder: Path, part: str = "") -> StoredNetwork:
     """Read the network of a folder in any of the file formats of transformers.
+
+    Args:
+        part: a second network of the folder, see `open_weight_files`.
 
     Raises:
         CheckpointError: a file is missing or damaged, the model uses an unsupported option, or a weight is missing, unexpected,
             or differs in shape from config.json.
         NumericsError: a weight is not finite.
     """
-    config, path = read_huggingface_config(folder), folder / CONFIG_NAME
+    config, path = read_huggingface_config(folder, part), config_path(folder, part)
     kind, mark = _encoder_class(config, path), read_mark(config)
     architecture, rows = kind.architecture, config["vocab_size"]
     sizes = architecture.read_config(config, path)
     beside = read_tensors(folder / HEAD_NAME) if mark.get("head") == HEAD_NAME and "task" not in mark else {}
-    with open_weight_files(folder) as stored:
+    with open_weight_files(folder, part) as stored:
+        stored = replace(stored, tensors=architecture.stored(stored.tensors, config))
         names = architecture.canonical(stored.tensors)
         present = names.keys() | beside.keys()
+        predicts, words = architecture.predicts(present, config), architecture.named(WORDS)
+        if predicts in ("words", "words or copies"):
+            sizes = architecture.shown(sizes, present)
 
         def built() -> Network:
             width = beside[WORDS].shape[1] if WORDS in beside else sizes.embedding_size
             encoder = kind(kind.embeddings_class(rows, width, sizes), sizes)
-            head = build_head(encoder, architecture.predicts(present, config))
+            head = build_head(encoder, predicts)
             has_term = f"{architecture.layers.get('bilinear.context', 'bilinear.context')}.weight" in present
             return Network(encoder, head, BilinearTerm(sizes, width) if has_term else None)
 
@@ -311,8 +323,16 @@ def read_network(folder: Path) -> StoredNetwork:
                 check_shape(names.get(name, name), values[name].shape, like, stored.path)
             else:
                 values[name] = torch.zeros(like.shape)
+        if architecture.is_difference(names.get(words, "")):
+            with open_weight_files(folder, "generator") as generator:
+                if words not in generator.tensors:
+                    raise CheckpointError(
+                        f"{stored.path}: '{names[words]}' is the difference from the word embeddings of the generator, which "
+                        f"{generator.path.name} does not have",
+                        hint="download the files of the generator into the same folder",
+                    )
+                values[words] = values[words] + generator.read(words).float()
         problem = None
-        words = architecture.named(WORDS)
         for copy in architecture.tied if network.predicts_words else ():
             if copy in names and not torch.equal(stored.read(names[copy]).float(), values[words]):
                 problem = CheckpointError(
@@ -341,6 +361,10 @@ class HuggingFaceFolder(ModelFolder):
 
     kind = "Hugging Face model"
 
+    def __init__(self, folder: Path, part: str = "") -> None:
+        super().__init__(folder)
+        self.part = part
+
     @cached_property
     def config_json(self) -> dict[str, Any]:
         """Content of config.json.
@@ -348,7 +372,7 @@ class HuggingFaceFolder(ModelFolder):
         Raises:
             CheckpointError: it cannot be read, or no encoder is known for this type of model.
         """
-        return read_huggingface_config(self.folder)
+        return read_huggingface_config(self.folder, self.part)
 
     @property
     def architecture(self) -> Architecture:
@@ -399,7 +423,7 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def stored(self) -> StoredNetwork:
         """The network at the root of the folder."""
-        found = read_network(self.folder)
+        found = read_network(self.folder, self.part)
         check_rows(self.tokenizer, found.network.encoder.embeddings.vocab_size, self.folder)
         return found
 
@@ -411,14 +435,18 @@ class HuggingFaceFolder(ModelFolder):
         words = "generator" if self.config_json["model_type"] == "electra" else "encoder"
         predicts = self.stored.network.predicts
         root = {"replaced": "discriminator", "energy": "discriminator", "words": words}.get(predicts, "encoder")
-        return [root, *(["generator"] if (self.folder / "generator" / CONFIG_NAME).is_file() else [])]
+        generator = config_path(self.folder / "generator").is_file() or weights_path(self.folder, "generator").is_file()
+        return [root, *(["generator"] if generator else [])]
 
     @cached_property
     def beside(self) -> dict[str, HuggingFaceFolder]:
         """The networks in subfolders."""
-        found = {name: HuggingFaceFolder(self.folder / name) for name in self.names[1:]}
-        for each in found.values():
-            each.tokenizer = self.tokenizer
+        found = {}
+        for name in self.names[1:]:
+            # Beside the first network, as Microsoft's DeBERTaV3 has it; or in a folder of its own.
+            is_beside = weights_path(self.folder, name).is_file()
+            found[name] = HuggingFaceFolder(self.folder, name) if is_beside else HuggingFaceFolder(self.folder / name)
+            found[name].tokenizer = self.tokenizer
         return found
 
     def networks(self, *, beside: bool = True) -> Mapping[str, Network]:
@@ -435,7 +463,11 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def networks_to_train(self) -> Mapping[str, Network]:
         _ = self.encoder  # refuses what cannot be trained
-        return {name: each.stored.with_head() for name, each in ({self.names[0]: self} | self.beside).items()}
+        networks = {name: each.stored.with_head() for name, each in ({self.names[0]: self} | self.beside).items()}
+        if "generator" in self.beside:
+            encoder = networks[self.names[0]].encoder
+            encoder.config = encoder.config.with_generator(networks["generator"].encoder.config)
+        return networks
 
     @cached_property
     def encoder(self) -> LoadedEncoder:

@@ -16,7 +16,7 @@ from discern.model_files.cards import imported_card
 from discern.model_files.export import check_finite, check_target, folder_size, publish, write_networks
 from discern.model_files.folder import check_rows, holds_model, open_model
 from discern.model_files.hub import CONFIG_NAME
-from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, network_to_huggingface, read_network
+from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, network_to_huggingface
 from discern.model_files.tensorflow import KIND, find_checkpoint, read_released
 from discern.model_files.tokenizer import FoundTokenizer, find_tokenizer, read_max_length, tokenizer_files
 from discern.models.architecture import MARK, WORDS
@@ -157,16 +157,14 @@ def _read_source(
                 f"--heads is for TensorFlow checkpoints; {source / CONFIG_NAME} states the number here", hint="leave it out"
             )
         found = find_tokenizer(source, tokenizer, lowercase)
-        stored = read_network(source)
-        model = network_to_huggingface(stored.with_head(), special_tokens(found.tokenizer))
-        name = {"replaced": "discriminator", "words": "generator"}.get(stored.network.predicts, "encoder")
-        model_type = opened.config_json["model_type"]
+        opened.tokenizer = found.tokenizer
+        special, model_type = special_tokens(found.tokenizer), opened.config_json["model_type"]
         imported = ImportedModel(
             f"Hugging Face {opened.architecture.titles.get(model_type, model_type)}",
-            {name if model_type == "electra" else "encoder": model},
+            {name: network_to_huggingface(network, special) for name, network in opened.networks_to_train.items()},
             found,
             max_length=read_max_length(source, opened.sizes.max_positions),
-            left_out=stored.left_out,
+            left_out=opened.stored.left_out,
         )
     elif (prefix := find_checkpoint(source)) is not None:
         found = find_tokenizer(prefix, tokenizer, lowercase)
@@ -237,7 +235,8 @@ def settings_for(models: Mapping[str, HuggingFaceModel]) -> PretrainConfig | Non
 
     prefix, words = first.kind.architecture.prefixes[0], first.kind.architecture.named(WORDS)
     starts = {"all": prefix, "embeddings": f"{words.partition('embeddings.')[0]}embeddings.", "token": words}
-    tying = next((name for name, start in starts.items() if same(start)), "none")
+    differing = first.kind.architecture.detection.get("objective.tying", "none")
+    tying = next((name for name, start in starts.items() if same(start)), differing)
     expected, own_width = model.shrunk(width, depth), small.hidden_size if tying == "none" else model.embedding_size
     if expected.model_copy(update={"embedding_size": own_width}) != small:
         return None

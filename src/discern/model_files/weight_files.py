@@ -62,12 +62,15 @@ class WeightFiles:
 
 
 @contextmanager
-def open_weight_files(folder: Path) -> Iterator[WeightFiles]:
-    """Open the weights of a folder in any file format, as a context manager."""
-    names = (WEIGHTS_NAME, INDEX_NAME, PICKLE_NAME, PICKLE_INDEX_NAME)
-    path = next((folder / name for name in names if (folder / name).is_file()), folder / WEIGHTS_NAME)
+def open_weight_files(folder: Path, part: str = "") -> Iterator[WeightFiles]:
+    """Open the weights of a folder in any file format, as a context manager.
+
+    Args:
+        part: a second network of the folder, whose files are named after it, such as "generator"; "": the only or first network.
+    """
+    path = weights_path(folder, part)
     files = _shards(path) if path.name in (INDEX_NAME, PICKLE_INDEX_NAME) else [path.name]
-    if path.name in (PICKLE_NAME, PICKLE_INDEX_NAME):
+    if path.suffix == ".bin" or path.name == PICKLE_INDEX_NAME:
         contents = [_unpickled(folder / name) for name in files]
         yield WeightFiles(path, {_modern_name(name): partial(each.__getitem__, name) for each in contents for name in each})
         return
@@ -75,6 +78,14 @@ def open_weight_files(folder: Path) -> Iterator[WeightFiles]:
         shards = [opening.enter_context(opened(folder / name)) for name in files]
         tensors = {_modern_name(name): partial(shard.get_tensor, name) for shard in shards for name in shard.keys()}  # noqa: SIM118
         yield WeightFiles(path, tensors)
+
+
+def weights_path(folder: Path, part: str = "") -> Path:
+    """The file of weights, or the index of several, that the folder has; that of safetensors if it has none."""
+    names = [WEIGHTS_NAME, INDEX_NAME, PICKLE_NAME, PICKLE_INDEX_NAME]
+    if part:
+        names = [f".{part}.".join(name.split(".")) for name in (WEIGHTS_NAME, PICKLE_NAME)]
+    return next((folder / name for name in names if (folder / name).is_file()), folder / names[0])
 
 
 def _shards(index: Path) -> list[str]:

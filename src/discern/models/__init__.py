@@ -8,5 +8,6 @@ from discern.registry import Registry
 
 encoders: Registry[Any] = Registry("encoder", "discern.encoders")
 encoders.register("bert", "discern.models.electra.encoder:BertEncoder")
+encoders.register("deberta", "discern.models.deberta.encoder:DebertaEncoder")
 encoders.register("modernbert", "discern.models.modernbert.encoder:ModernBertEncoder")
 encoders.register("xlnet", "discern.models.xlnet.encoder:XLNetEncoder")

@@ -6,7 +6,7 @@ Each architecture describes itself in `huggingface.py` of its folder; nothing he
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -37,6 +37,8 @@ _SAME_CLASS: dict[str, Predicts] = {"words or copies": "words", "energy": "repla
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
 Weights: TypeAlias = Mapping[str, Tensor]
+Readers: TypeAlias = Mapping[str, Callable[[], Tensor]]
+"""Functions that read one stored tensor each, by its name."""
 
 
 class Architecture:
@@ -68,6 +70,8 @@ class Architecture:
         no_graph: why it cannot be exported to ONNX; None: it can.
         recipes: presets by hidden size, from which an imported model takes the settings that its weights do not show.
         objective: settings of an imported language model, by dotted key.
+        detection: settings of objective 'rtd' for an imported discriminator: its generator, if it has none, and what two networks
+            with different word tables share.
     """
 
     encoder: ClassVar[str] = ""
@@ -107,6 +111,7 @@ class Architecture:
     no_graph: ClassVar[str | None] = None
     recipes: ClassVar[Mapping[int, str]] = {}
     objective: ClassVar[Mapping[str, object]] = {"objective.name": "mlm"}
+    detection: ClassVar[Mapping[str, object]] = {}
 
     def check(self, sizes: ModelConfig, predicts: Predicts, *, bilinear: bool) -> None:
         """Raise a ConfigError if a network cannot be stored.
@@ -115,6 +120,10 @@ class Architecture:
             sizes: settings of the encoder, with the width of its own embeddings.
             bilinear: whether its head has a bilinear term.
         """
+
+    def not_computed(self, sizes: ModelConfig) -> str:
+        """What the class of transformers leaves out when it predicts words, in words; "": nothing."""
+        return ""
 
     def class_of(self, sizes: ModelConfig, output: Predicts | TaskKind) -> str:
         """The class of transformers for an encoder with such a head; for an architecture that it lacks, our own."""
@@ -192,6 +201,18 @@ class Architecture:
         """What the network of a folder predicts, by the usual names of its weights."""
         found: Predicts = next((kind for name, kind in self.marks.items() if name in names), "nothing")
         return "energy" if found == "replaced" and (config.get(MARK) or {}).get("gives") == "energy" else found
+
+    def stored(self, tensors: Readers, config: Mapping[str, Any]) -> Readers:
+        """The tensors of a folder in the format that is written today, each read on demand."""
+        return tensors
+
+    def shown(self, sizes: ModelConfig, names: Collection[str]) -> ModelConfig:
+        """The settings of a network that predicts words, with those that only the names of its weights show."""
+        return sizes
+
+    def is_difference(self, name: str) -> bool:
+        """Whether a stored word table is the difference from that of the generator in the same folder."""
+        return False
 
     def zeros(self, config: Mapping[str, Any]) -> tuple[str, ...]:
         """Weights that a folder may lack, because they are zero."""

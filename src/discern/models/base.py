@@ -32,6 +32,7 @@ from discern.models.heads import (
     MaskedLMHead,
     ReplacedTokenHead,
     TiedLMHead,
+    TokenHead,
 )
 from discern.models.unpadding import Direction, Unpadding, padded_rows, plan_unpadding, real_tokens
 from discern.types import Spans
@@ -93,6 +94,10 @@ class Encoder(nn.Module, abc.ABC):
         """
         assert isinstance(self.embeddings, WordEmbeddings)
         return self.head_class(config or self.config, self.embeddings.word)
+
+    def for_tasks(self) -> Encoder:
+        """This encoder as tasks read it, without what only serves to predict words; it shares its weights."""
+        return self
 
     def initialize(self, generator: torch.Generator) -> None:
         """Fill the weights whose initial values differ from the rules of `discern.models.initialization`."""
@@ -174,11 +179,14 @@ class Network:
         self, input_ids: Int[Tensor, "B L"], *context: Bool[Tensor, "B L"] | Int[Tensor, "B L"] | Spans | None
     ) -> Float[Tensor, "B L *V"]:
         """The head's logits at every position; `context` are the encoder's other arguments, mask first."""
-        return self.logits_of(self.encoder(input_ids, *context), input_ids)
+        positions: Any = context[2] if len(context) > 2 else None
+        return self.logits_of(self.encoder(input_ids, *context), input_ids, positions)
 
-    def logits_of(self, hidden: Float[Tensor, "B L D"], input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "B L *V"]:
-        """The head's logits, given the encoder's hidden states of these ids."""
-        logits: Tensor = self.head(hidden)
+    def logits_of(
+        self, hidden: Float[Tensor, "B L D"], input_ids: Int[Tensor, "B L"], position_ids: Int[Tensor, "B L"] | None = None
+    ) -> Float[Tensor, "B L *V"]:
+        """The head's logits, given the encoder's hidden states of these ids, and their positions unless a row is one text."""
+        logits: Tensor = self.head(hidden, position_ids) if isinstance(self.head, TokenHead) else self.head(hidden)
         if self.bilinear is not None:
             logits = logits + self.bilinear(hidden, self.encoder.embeddings.words(input_ids))
         return logits

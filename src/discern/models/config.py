@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
@@ -25,14 +25,15 @@ class HeadLayers:
     Attributes:
         bias: whether the dense layer has a bias.
         norm_bias: whether the LayerNorm has one.
-        norms_tokens: whether a head with one number per token has the LayerNorm too; a head over the vocabulary always has it.
+        token_norm: where a head with one number per token has a LayerNorm; a head over the vocabulary always has it after the
+            dense layer. 'context': on the sum with the state of the text's first token, before the dense layer (DeBERTaV3).
         dense_std: standard deviation of the initial weights of the dense layer; None: that of any linear layer.
         output_std: that of the last layer of a head with one number per token; None: Glorot uniform.
     """
 
     bias: bool = True
     norm_bias: bool = True
-    norms_tokens: bool = False
+    token_norm: Literal["none", "dense", "context"] = "none"
     dense_std: float | None = None
     output_std: float | None = None
 
@@ -83,6 +84,10 @@ class ModelConfig(Section):
     def fixed(self) -> dict[str, Any]:
         """The settings that the weights fix, by name."""
         return {name: getattr(self, name) for name in type(self).model_fields if name not in self.changeable}
+
+    def with_generator(self, generator: ModelConfig) -> ModelConfig:
+        """These settings, with those that only the weights of the generator show."""
+        return self
 
     def linear_std(self, inputs: int) -> float:
         """Standard deviation of the initial weights of a linear layer with this number of inputs."""

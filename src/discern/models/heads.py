@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxtyping import Bool, Float
+import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parameter import Parameter
@@ -131,19 +132,33 @@ class PredictionLayers(SumOfParts):
 
 
 class TokenHead(SumOfParts):
-    """One number per token: dense, GELU, dense; a LayerNorm before the last where the architecture has one there."""
+    """One number per token: dense, GELU, dense; with a LayerNorm where the architecture has one, see `HeadLayers`.
+
+    Reference: He et al. 2021, the released DeBERTaV3 (`LMMaskPredictionHead`), for a LayerNorm of the context.
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         size, layers = config.hidden_size, config.head_layers()
         self.dense = nn.Linear(size, size, bias=layers.bias)
-        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias) if layers.norms_tokens else None
+        has_norm, self.reads_first = layers.token_norm != "none", layers.token_norm == "context"
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=layers.norm_bias) if has_norm else None
         self.output = nn.Linear(size, 1)
 
-    def forward(self, hidden: Float[Tensor, "B L D"]) -> Float[Tensor, "B L"]:
-        """The number of each token."""
+    def forward(self, hidden: Float[Tensor, "B L D"], position_ids: Int[Tensor, "B L"] | None = None) -> Float[Tensor, "B L"]:
+        """The number of each token.
+
+        Args:
+            position_ids: position of each token within its text; None: a row is one text.
+        """
+        if self.reads_first and self.norm is not None:
+            first = hidden[:, :1]
+            if position_ids is not None:
+                places = (torch.arange(hidden.shape[1], device=hidden.device) - position_ids).clamp(min=0)
+                first = hidden.gather(1, places[..., None].expand_as(hidden))
+            hidden = normalized(self.norm, first + hidden).operand
         inner = linear_gelu(self.dense, hidden)
-        if self.norm is not None:
+        if self.norm is not None and not self.reads_first:
             inner = normalized(self.norm, inner).operand
         return self.output(inner).squeeze(-1)  # type: ignore[no-any-return]
 

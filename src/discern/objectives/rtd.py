@@ -494,7 +494,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         is_replaced = corrupted_ids != tokens.input_ids  # a sample that equals the original counts as original
         discriminator = self.networks()["discriminator"]
         hidden = discriminator.encoder(corrupted_ids, *tokens.context)
-        logits, (loss_mask, count) = discriminator.logits_of(hidden, corrupted_ids), self.classified(batch)
+        logits, (loss_mask, count) = discriminator.logits_of(hidden, corrupted_ids, tokens.position_ids), self.classified(batch)
         observations |= {
             "corrupted_ids": corrupted_ids,
             "is_replaced": is_replaced,

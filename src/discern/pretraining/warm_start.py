@@ -135,7 +135,13 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
     for name, network in networks.items():
         source = sources[name]
         if source is None:
-            fresh.append(f"the {name}")
+            first = _first_layers(network, main_network(start)) if name == GENERATOR else {}
+            if not first:
+                fresh.append(f"the {name}")
+                continue
+            copied[name] = {key: resized(key, value, start.num_entries, pieces) for key, value in first.items()}
+            layers = [each.encoder.config.num_layers for each in (network, main_network(start))]
+            fresh.append(f"the head of the {name} (its encoder starts as the first {layers[0]} of {layers[1]} layers of the model)")
             continue
         copied[name] = values = _values(name, network, source, start, pieces)
         if not any(key.startswith("head.") for key in values):
@@ -150,6 +156,14 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
             hint="set objective.tying=none, as in those networks",
         )
     return WarmStartResult(tuple(fresh), len(pieces))
+
+
+def _first_layers(generator: Network, main: Network) -> dict[str, Tensor]:
+    """Weights for a generator that the model lacks: those of its encoder, if the layers are as wide; empty: they are not."""
+    theirs, ours = named_parameters(main), named_parameters(generator)
+    encoder = {key: value for key, value in ours.items() if key.startswith("encoder.") and key in theirs}
+    fits = all(_OF_VOCABULARY.search(key) or value.shape == theirs[key].shape for key, value in encoder.items())
+    return {key: theirs[key] for key in encoder} if fits and type(main.encoder) is type(generator.encoder) else {}
 
 
 def _sources(networks: Mapping[str, Network], start: ModelFolder) -> dict[str, Network | None]:
@@ -471,7 +485,7 @@ def _recipe(start: ModelFolder) -> dict[str, Any]:
     if encoder.has_query_stream or main_network(start).predicts == "words":
         # If an objective has a memory, without it, as no folder records its length.
         return {**values, **encoder.architecture.objective}
-    values["objective.name"] = "rtd"
+    values |= {"objective.name": "rtd", **encoder.architecture.detection}
     if main_network(start).bilinear is not None:
         values["objective.discriminator_head"] = "bilinear"
     if GENERATOR in start.networks_to_train:
@@ -496,5 +510,6 @@ def _generator(start: ModelFolder, model: ModelConfig) -> dict[str, Any]:
     own, theirs = named_parameters(main_network(start)), named_parameters(generator)
     prefix = "encoder.embeddings."
     same = {key: own[key].shape == theirs[key].shape and torch.equal(own[key], theirs[key]) for key in own if prefix in key}
-    tying = "embeddings" if all(same.values()) else "token" if same[f"{prefix}word.weight"] else "none"
+    differing = generator.encoder.architecture.detection.get("objective.tying", "none")
+    tying = "embeddings" if all(same.values()) else "token" if same[f"{prefix}word.weight"] else differing
     return {"objective.generator_size": width, "objective.generator_depth": depth, "objective.tying": tying}

@@ -53,6 +53,8 @@ def from_sentencepiece(content: bytes) -> Tokenizer:
         tokenizer.pre_tokenizer = spaces
     else:
         scores = [(text, 0.1 * (len(text.encode()) - 1) if kind == _USER_DEFINED else score) for text, score, kind in pieces]
+        # The library reads numbers of more than 15 digits back with another last bit, and the fingerprint would change.
+        scores = [(text, round(score, 10)) for text, score in scores]
         tokenizer = Tokenizer(models.Unigram(scores, ids[unknown], fallback))
         # Text must not spell special tokens and bytes, which this model finds like any piece.
         names = Regex("|".join(f"{escape(text[0])}(?={escape(text[1:])})" for text in special + named[_BYTE]))

@@ -104,7 +104,7 @@ class ModernBertConfig(ModelConfig):
         return HeadLayers(
             bias=self.classifier_bias,
             norm_bias=self.norm_bias,
-            norms_tokens=True,
+            token_norm="dense",
             dense_std=self.output_std(self.hidden_size),
             output_std=self.hidden_size**-0.5,
         )

@@ -1,0 +1,1 @@
+"""Encoder 'deberta': the architecture of DeBERTa, DeBERTaV2 and DeBERTaV3."""

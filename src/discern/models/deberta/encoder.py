@@ -1,0 +1,318 @@
+"""The encoder of DeBERTa: disentangled attention, whose scores have terms of their own for the distance of two tokens."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from discern import kernels
+from discern.errors import DataError
+from discern.models.base import StackedEncoder
+from discern.models.config import ModelConfig
+from discern.models.deberta.config import DebertaConfig
+from discern.models.deberta.huggingface import DebertaArchitecture
+from discern.models.embeddings import Disentangled, TokenEmbeddings, WordEmbeddings, looked_up
+from discern.models.flops import SumOfParts, parts_flops
+from discern.models.fused_ops import Dropout, States, as_states, linear_gelu, linear_residual_norm, normalized
+from discern.models.heads import TiedLMHead
+from discern.models.unpadding import Unpadding
+
+
+@dataclass(frozen=True)
+class RelativePositions:
+    """Vectors of the distances that occur in a batch.
+
+    Attributes:
+        vectors: (W, D) one for each bucket of distances, in the order of query minus key.
+        buckets: (2 L - 1,) row of the vectors for each distance, key minus query, from 1 - L to L - 1.
+    """
+
+    vectors: Float[Tensor, "W D"]
+    buckets: Int[Tensor, "distances"]
+
+
+def distance_rows(length: int, config: DebertaConfig, device: torch.device | None = None) -> Int[Tensor, "distances"]:
+    """Row of the table of vectors for each distance, key minus query, from 1 - length to length - 1.
+
+    Let m be half of the buckets. A distance of up to m has a bucket of its own; d > m has the bucket
+    m + ceil((m - 1) log(d / m) / log((M - 1) / m)), where M is the longest distance.
+
+    Differs from the released code, and not from transformers: distances beyond M continue this scale until the table ends.
+
+    Reference: He et al. 2021 (DeBERTa), appendix A.5, and transformers' `make_log_bucket_position`.
+    """
+    distance = torch.arange(length - 1, -length, -1, device=device)  # query minus key
+    span = config.distance_rows // 2
+    if config.position_buckets:
+        near = config.position_buckets // 2
+        # In float32, operation by operation as in transformers: rounding decides about distances at the edge of a bucket.
+        ratio = torch.log(distance.abs().clamp(min=near) / near) / torch.log(torch.tensor((config.longest_distance - 1) / near))
+        far = (torch.ceil(ratio * (near - 1)) + near).long() * distance.sign()
+        distance = torch.where(distance.abs() <= near, distance, far)
+    return (distance + span).clamp(0, 2 * span - 1)
+
+
+class DisentangledAttention(nn.Module):
+    """Multi-head attention with the scores (q_i k_j + q_i K(i - j) + k_j Q(i - j)) / sqrt(3 d).
+
+    K and Q are projections of the vectors of distances, by the matrices of keys and queries or by their own.
+
+    Reference: He et al. 2021 (DeBERTa), section 3.1.
+    """
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.num_heads, self.terms = config.num_heads, config.pos_att_type.split("|")
+        self.query, self.key, self.value, self.output = (nn.Linear(size, size) for _ in range(4))
+        own = {term for term in self.terms if not config.share_att_key}
+        self.position_key = nn.Linear(size, size) if "c2p" in own else None
+        self.position_query = nn.Linear(size, size) if "p2c" in own else None
+        self.dropout = Dropout(config.attention_dropout)
+        self.position_dropout = Dropout(config.hidden_dropout)
+        self.distances = config.distance_rows
+        self.scale = 1 / math.sqrt((1 + len(self.terms)) * size / config.num_heads)
+
+    def forward(
+        self,
+        hidden: Float[Tensor, "*tokens D"],
+        unpadding: Unpadding,
+        positions: RelativePositions,
+        queries: Float[Tensor, "*tokens D"] | None,
+    ) -> Float[Tensor, "*tokens D"]:
+        """The attended values of each token, heads concatenated. The caller applies `output`.
+
+        Args:
+            queries: states that the queries are projected from; None: `hidden`.
+        """
+        layers = (self.query, self.key, self.value)
+        weight, bias = (torch.cat([getattr(layer, name) for layer in layers]) for name in ("weight", "bias"))
+        packed = F.linear(hidden, weight, bias)
+        if queries is not None:
+            packed = torch.cat([self.query(queries), packed[..., hidden.shape[-1] :]], -1)
+        vectors = self.position_dropout(positions.vectors)
+        both = (("c2p", self.position_key or self.key), ("p2c", self.position_query or self.query))
+        projected = [layer(vectors) if term in self.terms else torch.zeros_like(vectors) for term, layer in both]
+        position = torch.cat(projected, -1)
+        if unpadding.offsets is not None:
+            attended = kernels.attention(
+                packed.flatten(0, -2),
+                self.num_heads,
+                unpadding.offsets,
+                self.dropout.active,
+                positions=position,
+                buckets=positions.buckets,
+                scale=self.scale,
+            )
+            return attended.view(hidden.shape)
+        batch, length, size = hidden.shape
+        query, key, value = packed.view(batch, length, 3, self.num_heads, size // self.num_heads).transpose(1, 3).unbind(2)
+        position_key, position_query = position.view(-1, 2, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
+        places = torch.arange(length, device=hidden.device)
+        buckets = positions.buckets[places - places[:, None] + length - 1].expand(*query.shape[:2], -1, -1)
+        bias = (query @ position_key.transpose(-1, -2)).gather(-1, buckets)
+        bias = (bias + (key @ position_query.transpose(-1, -2)).gather(-1, buckets.mT).mT) * self.scale
+        if unpadding.visible is not None:
+            # The smallest finite number instead of -inf, so that the result is finite for any mask.
+            bias = bias.masked_fill(~unpadding.visible, torch.finfo(bias.dtype).min)
+        if query.device.type == "cpu" and not torch.compiler.is_compiling():
+            scores = (query * self.scale) @ key.transpose(-1, -2) + bias
+            attended = self.dropout(scores.softmax(-1).to(value.dtype)) @ value
+        else:
+            # Compiled, the two gathers and the mask are one pass that writes the bias once.
+            attended = F.scaled_dot_product_attention(query, key, value, bias, self.dropout.active, scale=self.scale)
+        return attended.transpose(1, 2).flatten(2)
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per token of documents of `length` tokens, without the projections of the distances, which a batch shares."""
+        size = self.value.out_features
+        distances = min(2 * length - 1, self.distances)
+        layers = parts_flops(length, self.query, self.key, self.value, self.output)
+        return layers + 4 * size * length + 2 * size * len(self.terms) * distances
+
+
+class DebertaBlock(SumOfParts):
+    """Attention and feed-forward, each with dropout, a residual and a LayerNorm after it, as in BERT."""
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        self.attention = DisentangledAttention(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
+        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
+        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def forward(
+        self, states: States, unpadding: Unpadding, positions: RelativePositions, queries: States | None = None
+    ) -> States:
+        """The hidden states after this block.
+
+        Args:
+            states: what keys and values are projected from.
+            queries: what queries are projected from, and the residual path; None: `states`.
+        """
+        attended = self.attention(states.operand, unpadding, positions, None if queries is None else queries.operand)
+        residual = (queries or states).values
+        states = linear_residual_norm(self.attention.output, attended, residual, self.attention_norm, self.dropout)
+        inner = linear_gelu(self.expand, states.operand)
+        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
+
+
+class Convolution(nn.Module):
+    """Each token and its neighbors, added to the output of the first block. Tokens that are not seen count as zeros.
+
+    Reference: He et al. 2021, the released DeBERTa-v2-xlarge (`ConvLayer`).
+    """
+
+    def __init__(self, config: DebertaConfig) -> None:
+        super().__init__()
+        size = config.hidden_size
+        self.reach = config.conv_kernel_size // 2
+        self.conv = nn.Conv1d(size, size, config.conv_kernel_size)
+        self.norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+        self.activation = torch.tanh if config.conv_act == "tanh" else F.gelu
+
+    def forward(self, embedded: Float[Tensor, "B L D"], states: States, unpadding: Unpadding) -> States:
+        length = embedded.shape[1]
+        places, window = torch.arange(length, device=embedded.device), torch.arange(-self.reach, self.reach + 1)
+        neighbors = places[:, None] + window.to(embedded.device)
+        inside, neighbors = (neighbors >= 0) & (neighbors < length), neighbors.clamp(0, length - 1)
+        seen = inside[None]
+        if unpadding.offsets is not None:
+            span = torch.searchsorted(unpadding.offsets, places, right=True)
+            seen = seen & (span[neighbors] == span[:, None])
+        elif unpadding.visible is not None:
+            visible = unpadding.visible[:, 0].expand(-1, length, -1)
+            seen = seen & visible.gather(2, neighbors.expand(len(visible), -1, -1))
+        read = embedded[:, neighbors] * seen[..., None]  # (B, L, window, D)
+        mixed = F.linear(read.flatten(2), self.conv.weight.permute(0, 2, 1).flatten(1), self.conv.bias)
+        return as_states(self.norm(states.values + self.activation(self.dropout(mixed))))
+
+    def forward_flops(self, length: int) -> float:
+        """FLOPs per token."""
+        return 2.0 * self.conv.weight.numel()
+
+
+class DebertaEncoder(StackedEncoder):
+    """Token ids to hidden states. Positions are read from distances; rows may have any length if there are no absolute ones.
+
+    Attributes:
+        position: absolute positions: those that are added to the words, or those of the mask decoder, which only networks that
+            predict words have.
+
+    Reference: He et al. 2021 (DeBERTa), section 3; He et al. 2021 (DeBERTaV3); the modeling code of transformers.
+    Differs: embeddings narrower than the hidden states are projected without a bias, as in transformers' `embed_proj`.
+    """
+
+    Config = DebertaConfig
+    architecture = DebertaArchitecture()
+    config: DebertaConfig
+    embeddings_class = WordEmbeddings
+    disentangled_class = Disentangled
+    fine_tuning: ClassVar[Mapping[str, object]] = {"classification.head": "dense"}
+    takes_spans = False
+    contiguous = True
+
+    def __init__(self, embeddings: TokenEmbeddings, config: DebertaConfig, **options: Any) -> None:
+        super().__init__(embeddings, config, projection_bias=False, **options)
+        size, width = config.hidden_size, embeddings.embedding_size
+        self.position = nn.Embedding(config.max_positions, width) if config.position_biased_input else None
+        self.token_type = nn.Embedding(config.num_token_types, width) if config.num_token_types else None
+        self.embedding_norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+        self.distance = nn.Embedding(config.distance_rows, size)
+        normed = config.norm_rel_ebd == "layer_norm"
+        self.distance_norm = nn.LayerNorm(size, eps=config.layer_norm_epsilon) if normed else None
+        self.blocks = nn.ModuleList(DebertaBlock(config) for _ in range(config.num_layers))
+        self.convolution = Convolution(config) if config.conv_kernel_size else None
+
+    def language_head(self, config: ModelConfig | None = None) -> TiedLMHead:
+        if self.config.mask_decoder:
+            self.position = nn.Embedding(self.config.max_positions, self.config.hidden_size)
+        return super().language_head(config)
+
+    @property
+    def decodes(self) -> bool:
+        """Whether the last block runs as the mask decoder."""
+        return self.position is not None and not self.config.position_biased_input
+
+    def for_tasks(self) -> DebertaEncoder:
+        found = self
+        if self.decodes:
+            found = copy.copy(self)
+            found._modules = {**self._modules, "position": None}
+        return found
+
+    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+        again = self.blocks[-1] if self.decodes else None
+        return super().forward_flops(length) + parts_flops(length, self.convolution, again)
+
+    def last_states(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        token_type_ids: Int[Tensor, "B L"] | None,
+        position_ids: Int[Tensor, "#B L"] | None,
+        unpadding: Unpadding,
+    ) -> Float[Tensor, "B L D"]:
+        # Words, and absolute positions and segments where the model has them
+        if position_ids is None:
+            position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
+        hidden = self.embeddings.words(input_ids)
+        absolute = None if self.position is None else self._absolute(self.position, position_ids)
+        if absolute is not None and not self.decodes:
+            hidden = hidden + absolute
+        if self.token_type is not None:
+            token_type_ids = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+            hidden = hidden + looked_up(self.token_type.weight, token_type_ids)
+        states = normalized(self.embedding_norm, hidden if self.projection is None else self.projection(hidden))
+        states = as_states(self.dropout(states.values)) if self.dropout.active else states
+
+        # The vectors of the distances that occur
+        if torch.compiler.is_compiling():  # the length may be unknown
+            vectors, rows = self.distance.weight, distance_rows(input_ids.shape[1], self.config, input_ids.device)
+        else:
+            longest = input_ids.shape[1] if unpadding.offsets is None else int(unpadding.offsets.diff().max())
+            rows = distance_rows(longest, self.config)
+            first, last = int(rows[-1]), int(rows[0])
+            vectors, rows = self.distance.weight[first : last + 1], (rows - first).to(input_ids.device)
+        if self.distance_norm is not None:
+            vectors = normalized(self.distance_norm, vectors).operand
+        positions = RelativePositions(vectors, rows)
+
+        embedded = states
+        for number, block in enumerate(self.blocks):
+            if absolute is not None and self.decodes and number == len(self.blocks) - 1:
+                # The enhanced mask decoder: keys and values remain those of this block, its queries are refined twice.
+                queries = as_states(states.values + absolute)
+                for _ in range(2):
+                    queries = self.run_block(block, states, unpadding, positions, queries)
+                return queries.values
+            states = self.run_block(block, states, unpadding, positions)
+            if number == 0 and self.convolution is not None:
+                states = self.convolution(embedded.values, states, unpadding)
+        return states.values
+
+    def _absolute(self, table: nn.Embedding, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
+        """Absolute positions.
+
+        Raises:
+            DataError: a position is beyond the table.
+        """
+        if position_ids.shape[1] > table.num_embeddings and not torch.compiler.is_compiling():
+            longest = int(position_ids.max()) + 1
+            if longest > table.num_embeddings:
+                raise DataError(
+                    f"a text has {longest:,} tokens, but the model has only {table.num_embeddings:,} absolute positions",
+                    hint=f"use rows of at most {table.num_embeddings:,} tokens",
+                )
+        return looked_up(table.weight, position_ids)

@@ -1,0 +1,200 @@
+"""DeBERTa in transformers, where v2 and v3 are one type, and in Microsoft's released files.
+
+A discriminator's head has the names of the released code; transformers has no class for it and reads the encoder alone. DeBERTa
+v1 is read and written as v2: its joined queries, keys and values are taken apart, and the biases that it lacks are zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from discern.models.architecture import Architecture, Predicts, Readers, TaskKind, unsupported
+from discern.models.config import ModelConfig
+from discern.types import SpecialTokens
+
+_BLOCK = {
+    "attention.query": "attention.self.query_proj",
+    "attention.key": "attention.self.key_proj",
+    "attention.value": "attention.self.value_proj",
+    "attention.position_key": "attention.self.pos_key_proj",
+    "attention.position_query": "attention.self.pos_query_proj",
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+_POSITIONS = "deberta.embeddings.position_embeddings"
+_WORDS = "deberta.embeddings.word_embeddings"
+_TERMS = ("c2p|p2c", "c2p", "p2c")
+
+
+class DebertaArchitecture(Architecture):
+    """Encoder 'deberta'."""
+
+    encoder = "deberta"
+    titles = {"deberta-v2": "DeBERTa", "deberta": "DeBERTa v1"}
+    positions = "relative"
+    classes = {
+        "words": "DebertaV2ForMaskedLM",
+        "replaced": "DebertaV2Model",
+        "nothing": "DebertaV2Model",
+        "classification": "DebertaV2ForSequenceClassification",
+        "tagging": "DebertaV2ForTokenClassification",
+        "span": "DebertaV2ForQuestionAnswering",
+    }
+    size_keys = {
+        "num_layers": "num_hidden_layers",
+        "hidden_size": "hidden_size",
+        "embedding_size": "embedding_size",
+        "num_heads": "num_attention_heads",
+        "feedforward_size": "intermediate_size",
+        "max_positions": "max_position_embeddings",
+        "num_token_types": "type_vocab_size",
+        "hidden_dropout": "hidden_dropout_prob",
+        "attention_dropout": "attention_probs_dropout_prob",
+        "initializer_range": "initializer_range",
+        "layer_norm_epsilon": "layer_norm_eps",
+        "position_buckets": "position_buckets",
+        "max_relative_positions": "max_relative_positions",
+        "pos_att_type": "pos_att_type",
+        "share_att_key": "share_att_key",
+        "norm_rel_ebd": "norm_rel_ebd",
+        "position_biased_input": "position_biased_input",
+        "conv_kernel_size": "conv_kernel_size",
+        "conv_act": "conv_act",
+        "mask_decoder": "mask_decoder",
+    }
+    required = ("num_layers", "hidden_size", "num_heads", "feedforward_size")
+    supported = {"hidden_act": "gelu", "pooler_hidden_act": "gelu", "conv_groups": 1, "tie_word_embeddings": True}
+    layers = {
+        "encoder.embeddings.word": _WORDS,
+        "encoder.position": _POSITIONS,
+        "encoder.token_type": "deberta.embeddings.token_type_embeddings",
+        "encoder.projection": "deberta.embeddings.embed_proj",
+        "encoder.embedding_norm": "deberta.embeddings.LayerNorm",
+        "encoder.distance": "deberta.encoder.rel_embeddings",
+        "encoder.distance_norm": "deberta.encoder.LayerNorm",
+        "encoder.convolution.conv": "deberta.encoder.conv.conv",
+        "encoder.convolution.norm": "deberta.encoder.conv.LayerNorm",
+        **{f"encoder.blocks.#.{ours}": f"deberta.encoder.layer.#.{theirs}" for ours, theirs in _BLOCK.items()},
+        "head.dense": "cls.predictions.transform.dense",
+        "head.norm": "cls.predictions.transform.LayerNorm",
+        "head.bias": "cls.predictions.bias",
+        "head.copy_gate": "copy_gate",
+        "bilinear.context": "bilinear_term.context",
+    }
+    discriminator_layers = {
+        "head.dense": "mask_predictions.dense",
+        "head.norm": "mask_predictions.LayerNorm",
+        "head.output": "mask_predictions.classifier",
+    }
+    prefixes = ("deberta.",)
+    parts = ("embeddings.", "encoder.")
+    # The released names, which transformers calls "not legacy"; there, words cannot be narrower than the hidden states.
+    synonyms = {
+        "lm_predictions.lm_head.bias": "cls.predictions.bias",
+        "lm_predictions.lm_head.": "cls.predictions.transform.",
+    }
+    tied = ("cls.predictions.decoder.weight",)
+    redundant = ("position_ids", "position_embeddings.weight", "embeddings._weight", "cls.predictions.decoder.bias")
+    marks = {
+        "copy_gate.weight": "words or copies",
+        "mask_predictions.classifier.weight": "replaced",
+        "cls.predictions.transform.dense.weight": "words",
+    }
+    task_heads = Architecture.task_heads | {"classification": ("dense",)}  # type: ignore[operator]
+    task_parts = Architecture.task_parts | {  # type: ignore[operator]
+        "classification": {"summary": "pooler.dense", "output": "classifier"}
+    }
+    recipes = {384: "deberta-v3-xsmall", 768: "deberta-v3-base", 1024: "deberta-v3-large"}
+    detection = {"objective.tying": "gradient-disentangled", "objective.generator_size": 1.0, "objective.generator_depth": 0.5}
+
+    def config_json(
+        self, sizes: ModelConfig, vocab_size: int, output: Predicts | TaskKind, special: SpecialTokens, precision: str
+    ) -> dict[str, Any]:
+        config = super().config_json(sizes, vocab_size, output, special, precision)
+        # Ours is 0 where theirs is -1.
+        return config | {key: config[key] or -1 for key in ("position_buckets", "max_relative_positions")}
+
+    def not_computed(self, sizes: ModelConfig) -> str:
+        return "the enhanced mask decoder" if sizes.mask_decoder else ""  # type: ignore[attr-defined]
+
+    def constants(self, sizes: ModelConfig, special: SpecialTokens) -> dict[str, Any]:
+        return {
+            "hidden_act": "gelu",
+            "relative_attention": True,
+            "legacy": True,
+            "pooler_hidden_size": sizes.hidden_size,
+            "pooler_hidden_act": "gelu",
+            "pooler_dropout": 0.0,
+            "pad_token_id": special.pad,
+            "tie_word_embeddings": True,
+        }
+
+    def derived(self, config: Mapping[str, Any], sizes: Mapping[str, Any], path: Path) -> dict[str, Any]:
+        stated = config.get("pos_att_type")
+        terms = stated.lower().split("|") if isinstance(stated, str) else stated or ()
+        named = "|".join(sorted(str(term).strip() for term in terms))
+        if named not in _TERMS:
+            raise unsupported(path, f"pos_att_type is {stated!r}, but only 'c2p', 'p2c' and both are supported")
+        if not config.get("relative_attention", False):
+            raise unsupported(path, "relative_attention is false, but only relative attention is supported")
+        width = sizes["hidden_size"] // sizes["num_heads"]
+        if config.get("attention_head_size", width) != width:
+            raise unsupported(path, f"attention_head_size is {config['attention_head_size']}, not {width}, the width of a head")
+        # The defaults of transformers, which are not ours.
+        return {
+            "embedding_size": config.get("embedding_size") or sizes["hidden_size"],
+            "position_buckets": max(0, config.get("position_buckets") or 0) if config["model_type"] == "deberta-v2" else 0,
+            "max_relative_positions": max(0, config.get("max_relative_positions") or 0),
+            "pos_att_type": named,
+            "share_att_key": bool(config.get("share_att_key", False)),
+            "norm_rel_ebd": "layer_norm" if "layer_norm" in (config.get("norm_rel_ebd") or "none") else "none",
+            "position_biased_input": bool(config.get("position_biased_input", True)),
+        }
+
+    def shown(self, sizes: ModelConfig, names: Collection[str]) -> ModelConfig:
+        """The released generator has absolute positions that it does not add to its input: those of its mask decoder."""
+        if sizes.position_biased_input or f"{_POSITIONS}.weight" not in names:  # type: ignore[attr-defined]
+            return sizes
+        return sizes.model_copy(update={"mask_decoder": True})
+
+    def canonical(self, names: Collection[str]) -> dict[str, str]:
+        found = super().canonical(names)
+        difference = found.get(f"{_WORDS}._weight")
+        return found if difference is None or f"{_WORDS}.weight" in found else found | {f"{_WORDS}.weight": difference}
+
+    def is_difference(self, name: str) -> bool:
+        return name.endswith("word_embeddings._weight")
+
+    def stored(self, tensors: Readers, config: Mapping[str, Any]) -> Readers:
+        """The tensors of v2. v1 has queries, keys and values of each head side by side, and no bias for any keys."""
+        found = dict(tensors)
+
+        def third(name: str, number: int) -> Tensor:
+            joined = tensors[name]()
+            heads = config["num_attention_heads"]
+            return joined.view(heads, 3, -1, joined.shape[1])[:, number].reshape(-1, joined.shape[1])
+
+        for name in tensors:
+            start, joined, _ = name.partition("in_proj.weight")
+            if not joined:
+                continue
+            for number, part in enumerate(("query", "key", "value")):
+                found[f"{start}{part}_proj.weight"] = lambda name=name, number=number: third(name, number)  # type: ignore[misc]
+            renames = {"query_proj.bias": "q_bias", "value_proj.bias": "v_bias", "pos_key_proj.weight": "pos_proj.weight"}
+            renames |= {f"pos_query_proj.{kind}": f"pos_q_proj.{kind}" for kind in ("weight", "bias")}
+            for new, old in renames.items():
+                if start + old in tensors:
+                    found[start + new] = found.pop(start + old)
+            del found[name]
+            for part in ("key_proj", "pos_key_proj"):
+                if f"{start}{part}.weight" in found:
+                    found[f"{start}{part}.bias"] = lambda: torch.zeros(config["hidden_size"])
+        return found
