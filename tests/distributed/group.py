@@ -60,8 +60,9 @@ def build_run(name: str, folder: Path, **options: Any) -> TrainContext:
         options |= {"batch_schedule": ((0, 96), (1, 192)), "lengths": ((0, 12), (2, 24))}
         return test_step_sizes.scheduled(folder, kind, config=chosen, model=model, **options)
     config = factory.Config()
-    if variant == "modernbert":
-        model |= {"encoder": "modernbert", "local_window": 8}
+    if variant in ("modernbert", "deberta"):
+        settings_of = {"modernbert": {"local_window": 8}, "deberta": {"position_buckets": 8, "mask_decoder": True}}
+        model |= {"encoder": variant, **settings_of[variant]}
         config = factory.Config(tying="gradient-disentangled")
     objective = factory(config, settings(**model))
     objective.initialize(0)

@@ -16,7 +16,15 @@ from discern.training import checkpoint
 from tests.distributed.group import Leg, run_group
 
 OPTIONS = ["tying gradient-disentangled", "algorithm two-stage", "algorithm adversarial", "sentence-contrastive"]
-SHARDED = ["rtd+muon", "rtd+modernbert", "rtd+stable-adamw", "electric+growing", "permutation-lm+growing", *OPTIONS]
+SHARDED = [
+    "rtd+muon",
+    "rtd+modernbert",
+    "rtd+deberta",
+    "rtd+stable-adamw",
+    "electric+growing",
+    "permutation-lm+growing",
+    *OPTIONS,
+]
 NAMES = [*SHARDED, *(name for name in objectives.names() if name != "rtd")]
 RUNS = {
     1: [(name, "ddp") for name in NAMES],

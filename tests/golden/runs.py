@@ -67,6 +67,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rtd-entropy": ("rtd", {"masking": "entropy", "temperature": 2.0, "temperature_end": 0.7, "temperature_steps": 30}),
     "rtd-modernbert": ("rtd", {"tying": "gradient-disentangled"}),
     "rtd-modernbert-local": ("rtd", {}),
+    "rtd-deberta": ("rtd", {"tying": "gradient-disentangled", "generator_size": 1.0, "generator_depth": 0.5}),
     "mlm-with-replacement": ("mlm", {"masking": "with-replacement"}),
     "mlm-whole-word": ("mlm", {"masking": "whole-word"}),
     "mlm-span": ("mlm", {"masking": "span"}),
@@ -96,6 +97,7 @@ GROWING: dict[str, dict[str, Any]] = {"rtd-growing": _GROWING, "permutation-lm-g
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
     "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
     "rtd-modernbert-local": {"encoder": "modernbert", "local_window": 8, "attention_bias": True, "initialization": "local"},
+    "rtd-deberta": {"encoder": "deberta", "position_buckets": 8, "mask_decoder": True},
 }
 """What a variant sets of its model."""
 

@@ -174,7 +174,7 @@ def test_attention(size: int, heads: int, window: int | None, low: bool) -> None
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize(("size", "heads", "nearest"), [(1, 2, 3), (16, 2, 40), (20, 3, 7), (64, 1, 500)])
 def test_attention_with_positions(size: int, heads: int, nearest: int, low: bool) -> None:
-    """Distances of up to `nearest` have vectors of their own; longer ones share some, and the vectors of other spans are unread."""
+    """Distances of up to `nearest` have vectors of their own; longer ones share some."""
     distance = torch.arange(-210, 211)
     longer = distance.sign() * (nearest + (distance.abs() - nearest).clamp(min=0) // 30)
     buckets = -torch.where(distance.abs() <= nearest, distance, longer)

@@ -31,7 +31,7 @@ from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.supervised import supervised
 from tests.parity.small_networks import make_noisy, sizes
-from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, Made, make_finetuned
+from tests.small.finetuned import DEBERTA, MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, Made, make_finetuned
 from tests.small.tokenizers import HARD
 
 # A special token that a text spells out is one to transformers, but not to discern.
@@ -74,12 +74,18 @@ KINDS: dict[str, tuple[Made, list[Any]]] = {
     "modern-tags": (with_settings(TAGS, head="prediction"), WORDS),
     "modern-spans": (with_settings(SPANS, head="prediction"), QUESTIONS),
     "modern-joint": (with_settings(SPANS, head="joint"), QUESTIONS),
+    "deberta-pair": (with_settings(PAIR, head="dense"), PAIRS),
+    "deberta-multi": (with_settings(MULTI, head="dense"), TEXTS),
+    "deberta-number": (with_settings(NUMBER, head="dense"), TEXTS),
+    "deberta-tags": (TAGS, WORDS),
+    "deberta-spans": (SPANS, QUESTIONS),
     "biased-single": (with_settings(SINGLE, head="prediction"), TEXTS),
 }
 MODELS = {
     "modern": MODERN,
     "biased": MODERN.model_copy(update={"norm_bias": True, "classifier_bias": True, "attention_bias": True}),
     "xlnet": XLNET,
+    "deberta": DEBERTA,
 }
 
 
@@ -215,6 +221,7 @@ BIASED = {"classifier_pooling": "mean", "classifier_bias": True, "norm_bias": Tr
         ("XLNet", "xlnet-", XLNET_WIDTHS),
         ("ModernBert", "modern-", WIDTHS),
         ("ModernBert", "modern-", WIDTHS | BIASED),
+        ("DebertaV2", "deberta-", WIDTHS | {"relative_attention": True, "pos_att_type": ["p2c", "c2p"], "type_vocab_size": 2}),
     ],
 )
 @pytest.mark.parametrize(

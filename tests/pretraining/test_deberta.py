@@ -92,7 +92,13 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def data(hub: Path) -> Path:
     build = BuildOptions(heldout=0.1, workers=1)
-    prepare([str(hub.parent / "text.txt")], out=hub.parent / "data", tokenizer=TokenizerChoice(path=hub), build=build, progress=Silent())
+    prepare(
+        [str(hub.parent / "text.txt")],
+        out=hub.parent / "data",
+        tokenizer=TokenizerChoice(path=hub),
+        build=build,
+        progress=Silent(),
+    )
     return hub.parent / "data"
 
 
@@ -151,7 +157,7 @@ def test_words_stored_as_the_difference_from_the_generators(hub: Path, tmp_path:
     assert_equal(parameters(folder), parameters(hub))
     torch.save(state, folder / "pytorch_model.bin")
     (folder / "pytorch_model.generator.bin").unlink()
-    with pytest.raises(CheckpointError, match="has no model.generator.safetensors"):
+    with pytest.raises(CheckpointError, match=r"has no model\.generator\.safetensors"):
         parameters(folder)
 
 
@@ -190,7 +196,7 @@ def test_a_generator_is_made_from_the_first_layers(hub: Path, data: Path, tmp_pa
 
 def test_without_its_tokenizer(hub: Path, tmp_path: Path) -> None:
     folder = copied(hub, tmp_path / "bare", "spm.model")
-    with pytest.raises(DataError, match="tokenizer folder .* has neither"):
+    with pytest.raises(DataError, match=r"tokenizer folder .* has neither"):
         import_model([folder], out=tmp_path / "out", progress=Silent(), warn=pytest.fail)
 
 
@@ -205,9 +211,20 @@ def run(data: Path) -> Path:
 
 
 def trained(data: Path, out: Path) -> Path:
-    model: list[Any] = ["model.encoder=deberta", "model.embedding_size=32", "model.position_buckets=16", "model.mask_decoder=true"]
+    model: list[Any] = [
+        "model.encoder=deberta",
+        "model.embedding_size=32",
+        "model.position_buckets=16",
+        "model.mask_decoder=true",
+    ]
     model += ["objective.tying=gradient-disentangled", "objective.generator_size=1", "objective.generator_depth=0.5"]
-    settings = [*model, "data.packing=packed", "train.max_steps=40", "train.checkpoint_every_steps=20", "optimizer.learning_rate=3e-3"]
+    settings = [
+        *model,
+        "data.packing=packed",
+        "train.max_steps=40",
+        "train.checkpoint_every_steps=20",
+        "optimizer.learning_rate=3e-3",
+    ]
     pretrain(data=data, out=out, preset="tiny", overrides=settings, progress=Silent())
     return out
 

@@ -72,6 +72,10 @@ MODERN = build_config(
     encoder="modernbert", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48, local_window=8
 )
 """An encoder of ModernBERT, for `make_finetuned`."""
+DEBERTA = build_config(
+    encoder="deberta", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48, position_buckets=8
+)
+"""An encoder of DeBERTa, for `make_finetuned`."""
 XLNET = build_config(encoder="xlnet", num_layers=2, hidden_size=32, embedding_size=32, num_heads=2, feedforward_size=48)
 """An encoder of XLNet, for `make_finetuned`."""
 

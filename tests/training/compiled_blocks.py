@@ -31,12 +31,15 @@ def figures(encoder: Encoder, lengths: tuple[int, ...]) -> list[float]:
     return [total.item(), *(float(weight.grad.norm()) for weight in encoder.parameters() if weight.grad is not None)]
 
 
-def compare() -> tuple[list[tuple[list[float], list[float]]], list[int]]:
-    """Eager and compiled figures, and the number of graphs after each batch."""
+MODELS = {"modernbert": {"local_window": 4}, "deberta": {"position_buckets": 4, "mask_decoder": True}}
+
+
+def compare(name: str) -> tuple[list[tuple[list[float], list[float]]], list[int]]:
+    """Eager and compiled figures of an encoder, and the number of graphs after each batch."""
     sizes = {"num_layers": 3, "hidden_size": 16, "embedding_size": 16, "num_heads": 2, "feedforward_size": 24}
     dropout = {"attention_dropout": 0.0, "hidden_dropout": 0.0, "initializer_range": 0.2}
     factory = objectives.load("mlm")
-    objective = factory(factory.Config(), settings(encoder="modernbert", local_window=4, **sizes, **dropout))
+    objective = factory(factory.Config(), settings(encoder=name, **MODELS[name], **sizes, **dropout))
     objective.initialize(0)
     copied = copy.deepcopy(objective)
     encoder, compiled = objective.encoder, copied.encoder
@@ -52,4 +55,4 @@ def compare() -> tuple[list[tuple[list[float], list[float]]], list[int]]:
 
 if __name__ == "__main__":
     with kernels.switched_off():
-        print(json.dumps(compare()))
+        print(json.dumps({name: compare(name) for name in MODELS}))

@@ -140,8 +140,8 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
                 fresh.append(f"the {name}")
                 continue
             copied[name] = {key: resized(key, value, start.num_entries, pieces) for key, value in first.items()}
-            layers = [each.encoder.config.num_layers for each in (network, main_network(start))]
-            fresh.append(f"the head of the {name} (its encoder starts as the first {layers[0]} of {layers[1]} layers of the model)")
+            few, many = (each.encoder.config.num_layers for each in (network, main_network(start)))
+            fresh.append(f"the head of the {name} (its encoder starts as the first {few} of {many} layers of the model)")
             continue
         copied[name] = values = _values(name, network, source, start, pieces)
         if not any(key.startswith("head.") for key in values):

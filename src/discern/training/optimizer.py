@@ -211,7 +211,9 @@ def layers_below(names: Sequence[str], gap: int) -> dict[str, int]:
     below = {}
     for name in names:
         top = tops.get(name.partition(".")[0], max(tops.values(), default=1)) + gap
-        # The embeddings, their projection and LayerNorm, and the initial query are below all blocks.
-        is_lowest = re.search(r"\b((embeddings|projection|embedding_norm)\.|query_embedding$)", name)
+        # The embeddings, those of positions and distances, their projection and LayerNorms, and the initial query are below all
+        # blocks, and a convolution is beside the first.
+        lowest = "embeddings|projection|embedding_norm|position|token_type|distance|distance_norm|convolution"
+        is_lowest = re.search(rf"\b(({lowest})\.|query_embedding$)", name)
         below[name] = top - blocks[name] - 1 if name in blocks else top if is_lowest else 0
     return below

@@ -241,6 +241,13 @@ class DebertaEncoder(StackedEncoder):
             self.position = nn.Embedding(self.config.max_positions, self.config.hidden_size)
         return super().language_head(config)
 
+    @torch.no_grad()
+    def initialize(self, generator: torch.Generator) -> None:
+        """Fill the convolution from the same normal as the other layers."""
+        if self.convolution is not None:
+            nn.init.trunc_normal_(self.convolution.conv.weight, std=self.config.initializer_range, generator=generator)
+            self.convolution.conv.bias.zero_()  # type: ignore[union-attr]
+
     @property
     def decodes(self) -> bool:
         """Whether the last block runs as the mask decoder."""
