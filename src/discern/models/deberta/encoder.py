@@ -115,11 +115,9 @@ class DisentangledAttention(nn.Module):
             return attended.view(hidden.shape)
         batch, length, size = hidden.shape
         query, key, value = packed.view(batch, length, 3, self.num_heads, size // self.num_heads).transpose(1, 3).unbind(2)
-        position_key, position_query = position.view(-1, 2, self.num_heads, size // self.num_heads).permute(1, 2, 0, 3)
-        places = torch.arange(length, device=hidden.device)
-        buckets = positions.buckets[places - places[:, None] + length - 1].expand(*query.shape[:2], -1, -1)
-        bias = (query @ position_key.transpose(-1, -2)).gather(-1, buckets)
-        bias = (bias + (key @ position_query.transpose(-1, -2)).gather(-1, buckets.mT).mT) * self.scale
+        content_to_position = _scores_by_distance(query, position[:, :size], positions.buckets)
+        position_to_content = _scores_by_distance(key, position[:, size:], positions.buckets.flip(0))
+        bias = (content_to_position + position_to_content.mT) * self.scale
         if unpadding.visible is not None:
             # The smallest finite number instead of -inf, so that the result is finite for any mask.
             bias = bias.masked_fill(~unpadding.visible, torch.finfo(bias.dtype).min)
@@ -127,7 +125,7 @@ class DisentangledAttention(nn.Module):
             scores = (query * self.scale) @ key.transpose(-1, -2) + bias
             attended = self.dropout(scores.softmax(-1).to(value.dtype)) @ value
         else:
-            # Compiled, the two gathers and the mask are one pass that writes the bias once.
+            # Compiled, the two terms and the mask are one pass that writes the bias once.
             attended = F.scaled_dot_product_attention(query, key, value, bias, self.dropout.active, scale=self.scale)
         return attended.transpose(1, 2).flatten(2)
 
@@ -137,6 +135,22 @@ class DisentangledAttention(nn.Module):
         distances = min(2 * length - 1, self.distances)
         layers = parts_flops(length, self.query, self.key, self.value, self.output)
         return layers + 4 * size * length + 2 * size * len(self.terms) * distances
+
+
+def _scores_by_distance(
+    states: Float[Tensor, "B H L d"], vectors: Float[Tensor, "W D"], buckets: Int[Tensor, "distances"]
+) -> Float[Tensor, "B H L L"]:
+    """Products of state i with the vector of distance j - i, for every j.
+
+    Args:
+        buckets: row of the vectors for each distance from 1 - L to L - 1.
+    """
+    batch, heads, length, width = states.shape
+    # One more column in front, so that each row starts one element earlier than the one before. Reading the same memory from
+    # element L on, in rows that are one element shorter, has that effect: nothing is gathered, and nothing scattered backward.
+    by_distance = F.embedding(torch.cat([buckets[:1], buckets]), vectors).view(2 * length, heads, width).permute(1, 2, 0)
+    scores = (states @ by_distance).flatten(2)[..., length:]
+    return scores.view(batch, heads, length, 2 * length - 1)[..., :length]
 
 
 class DebertaBlock(SumOfParts):
