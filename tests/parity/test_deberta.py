@@ -165,8 +165,9 @@ def test_the_mask_decoder_is_that_of_the_released_code() -> None:
     expected = theirs.cls(queries)
     ours = network.token_logits(ids, real)
     torch.testing.assert_close(ours[real], expected[real], **TOLERANCE)
-    # Tasks read the encoder as transformers computes it.
+    # Tasks read the encoder as transformers computes it, in rows of any length.
     plain = network.encoder.for_tasks()(ids, real)
+    assert not network.encoder.for_tasks().config.mask_decoder  # type: ignore[attr-defined]
     torch.testing.assert_close(plain[real], body(ids, real.long()).last_hidden_state[real], **TOLERANCE)
     with pytest.raises(DataError, match=r"a text has 65 tokens, but the model has only 64 absolute positions"):
         network.token_logits(torch.full((1, 65), 7))

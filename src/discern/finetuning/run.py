@@ -381,10 +381,12 @@ def _fit_lengths(
     notes = []
     several = len(names) > 1
     updates = {}
+    sizes = loaded.encoder.config
+    limited = loaded.encoder.limits_positions(lambda name: getattr(sizes, name))
     for name in names:
         task, key = config.task_config(name), f"tasks.{name}.sequence_length" if several else "task.sequence_length"
-        length, positions = task.sequence_length, loaded.encoder.config.max_positions
-        if length > positions and key in user_set and loaded.encoder.limits_positions:
+        length, positions = task.sequence_length, sizes.max_positions
+        if length > positions and key in user_set and limited:
             raise ConfigError(f"{key} is {length}, but the model has {positions} positions", hint=f"--set {key}={positions}")
         if length > loaded.max_length and key not in user_set:
             notes.append(f"{name}: sequence length {loaded.max_length}, which the model was trained on, instead of {length}")

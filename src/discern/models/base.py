@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -55,7 +55,8 @@ class Encoder(nn.Module, abc.ABC):
         one_way: whether it can be built with a `direction`, so that a token does not attend to what is behind, or ahead of, it.
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
             that family, `questions.head` and the like to every task of question answering.
-        limits_positions: whether rows are limited to `config.max_positions`, because it has a table of positions.
+        position_tables: settings any of which adds a table of positions, which limits rows to `config.max_positions`; None: it
+            always has one.
         has_query_stream: whether it also computes states that predict tokens without having seen them.
         reads_backwards: whether its `forward` also takes `is_reversed`, (B,) True = the row's text runs backwards.
         takes_spans: whether its `forward` also takes `spans` as its last argument, and then attends without padding.
@@ -68,7 +69,7 @@ class Encoder(nn.Module, abc.ABC):
     head_class: ClassVar[type[TiedLMHead]] = MaskedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {}
     one_way: ClassVar[bool] = False
-    limits_positions: ClassVar[bool] = True
+    position_tables: ClassVar[tuple[str, ...] | None] = None
     has_query_stream: ClassVar[bool] = False
     reads_backwards: ClassVar[bool] = False
     takes_spans: ClassVar[bool] = False
@@ -94,6 +95,15 @@ class Encoder(nn.Module, abc.ABC):
         """
         assert isinstance(self.embeddings, WordEmbeddings)
         return self.head_class(config or self.config, self.embeddings.word)
+
+    @classmethod
+    def limits_positions(cls, setting: Callable[[str], Any]) -> bool:
+        """Whether rows are limited to `max_positions`.
+
+        Args:
+            setting: returns the value of a setting of the encoder.
+        """
+        return cls.position_tables is None or any(map(setting, cls.position_tables))
 
     def for_tasks(self) -> Encoder:
         """This encoder as tasks read it, without what only serves to predict words; it shares its weights."""

@@ -186,7 +186,8 @@ def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: 
 
     # Rows have to fit into the table of positions, micro-batches into the batch.
     length, positions = work.value("data.sequence_length"), work.value("model.max_positions")
-    if length > positions and encoders.load(work.value("model.encoder")).limits_positions:
+    encoder = encoders.load(work.value("model.encoder"))
+    if length > positions and encoder.limits_positions(lambda name: work.value(f"model.{name}")):
         by_user = [key for key in ("data.sequence_length", "data.length_schedule") if key in user_set]
         if by_user:
             hint = f"--set data.sequence_length={positions}, or --set model.max_positions={length}"

@@ -234,6 +234,7 @@ class DebertaEncoder(StackedEncoder):
     embeddings_class = WordEmbeddings
     disentangled_class = Disentangled
     fine_tuning: ClassVar[Mapping[str, object]] = {"classification.head": "dense"}
+    position_tables = ("position_biased_input", "mask_decoder")
     takes_spans = False
     contiguous = True
 
@@ -268,10 +269,11 @@ class DebertaEncoder(StackedEncoder):
         return self.position is not None and not self.config.position_biased_input
 
     def for_tasks(self) -> DebertaEncoder:
-        found = self
-        if self.decodes:
-            found = copy.copy(self)
-            found._modules = {**self._modules, "position": None}
+        if not self.config.mask_decoder:
+            return self
+        found = copy.copy(self)
+        found.config = self.config.model_copy(update={"mask_decoder": False})
+        found._modules = {**self._modules, "position": None}
         return found
 
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:

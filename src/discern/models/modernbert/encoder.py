@@ -88,7 +88,7 @@ class ModernBertEncoder(StackedEncoder):
         "questions.head": "prediction",
     }
     disentangled_class = Disentangled
-    limits_positions = False
+    position_tables = ()
     contiguous = True
 
     def __init__(self, embeddings: TokenEmbeddings, config: ModernBertConfig, **options: Any) -> None:

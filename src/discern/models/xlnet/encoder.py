@@ -94,7 +94,7 @@ class XLNetEncoder(Encoder):
     disentangled_class = None
     head_class = TiedLMHead
     fine_tuning: ClassVar[Mapping[str, object]] = {"finetune.frame": "cls-last", "classification.head": "summary"}
-    limits_positions = False
+    position_tables = ()
     has_query_stream = True
     reads_backwards = True
 
