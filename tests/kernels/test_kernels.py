@@ -65,7 +65,8 @@ def residual_norm(part: Any, bias: Any, residual: Any, *norm: Any) -> Tensor:
 
 
 def add_norm(part: Any, bias: Any, residual: Any, *norm: Any) -> Tensor:
-    total, normalized = kernels.add_norm(part, bias, residual, layer_norm(*norm), 0.0, want_low=part.dtype == torch.bfloat16)
+    low = part.dtype == torch.bfloat16
+    total, normalized = kernels.residual_norm(part, bias, residual, layer_norm(*norm), 0.0, low, keeps_sum=True)
     assert normalized.dtype == part.dtype
     return torch.cat([total, normalized.float()])
 
@@ -123,7 +124,7 @@ def test_what_is_not_finite_stays_so() -> None:
     assert kernels.bias_gelu(logits, torch.zeros(40)).isnan().sum() == 1
     assert kernels.geglu(logits).isnan().sum() == 1
     assert kernels.residual_norm(logits, None, None, norm, 0.0, want_low=True)[1][1].isnan().all()
-    assert kernels.add_norm(logits, None, torch.zeros(3, 40), norm, 0.0, want_low=True)[1][1].isnan().all()
+    assert kernels.residual_norm(logits, None, torch.zeros(3, 40), norm, 0.0, want_low=True, keeps_sum=True)[1][1].isnan().all()
     assert kernels.gradient_norm([logits]) != kernels.gradient_norm([torch.zeros(3)])
     assert torch.tensor(kernels.gradient_norm([torch.tensor([1.0, torch.inf])])).isinf()
 
@@ -262,8 +263,6 @@ def test_what_lies_outside_is_refused(value: int) -> None:
         kernels.rotary(torch.zeros(2, 48), 1, *angles(40, 16), torch.tensor([0, value]))
     with pytest.raises(IndexError, match="valid column"):
         kernels.cross_entropy_sum(torch.zeros(3, 40), torch.tensor([1, value, 2]))
-    with pytest.raises(ValueError, match="window is -1"):
-        kernels.attention(torch.zeros(4, 48), 1, offsets([4]), 0.0, -1)
 
 
 MASKS: dict[str, Callable[[float], Tensor]] = {
@@ -303,7 +302,7 @@ def test_dropped_elements_are_independent_of_their_neighbors_rows_columns_and_ca
 DROPPING: dict[str, Callable[[Tensor, Tensor, nn.LayerNorm], Tensor]] = {
     "dropout": lambda x, residual, norm: kernels.dropout(x, 0.3),
     "norm": lambda x, residual, norm: kernels.residual_norm(x, None, residual, norm, 0.3, want_low=False)[0],
-    "add_norm": lambda x, residual, norm: torch.cat(kernels.add_norm(x, None, residual, norm, 0.3, want_low=False)),
+    "add_norm": lambda x, residual, norm: torch.cat(kernels.residual_norm(x, None, residual, norm, 0.3, False, True)),
 }
 
 

@@ -182,7 +182,7 @@ def test_a_generator_is_made_from_the_first_layers(hub: Path, data: Path, tmp_pa
     still = ("optimizer.learning_rate=1e-30", "optimizer.weight_decay=0", "train.max_steps=2", *QUICK[1:])
     results = adapt(folder, data=data, out=tmp_path / "run", overrides=still, progress=notes)
     assert results is not None
-    told = "the head of the generator (its encoder starts as the first 1 of 2 layers of the model)"
+    told = "the head of the generator, which starts as the first layers of the model"
     assert results["fresh"] == [told]
     assert any(told in line for line in notes.lines)
     given, run = open_model(folder, warn=pytest.fail), load_run(tmp_path / "run", warn=pytest.fail)

@@ -56,13 +56,9 @@ def rows_of(x: Tensor) -> tuple[int, int]:
     return x.numel() // max(columns, 1), columns
 
 
-def draw_seed() -> int:
-    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu"))
-
-
 def dropping(probability: float) -> tuple[int, int]:
     """A new seed and the threshold for dropping elements with a probability."""
-    return draw_seed() if probability else 0, threshold(probability)
+    return int(torch.randint(-(2**63), 2**63 - 1, (), device="cpu")) if probability else 0, threshold(probability)
 
 
 def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
@@ -104,7 +100,7 @@ def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = N
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean is unchanged."""
-    return _Dropout.apply(x, draw_seed(), threshold(probability))  # type: ignore[no-any-return, no-untyped-call]
+    return _Dropout.apply(x, *dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def residual_norm(
@@ -114,12 +110,17 @@ def residual_norm(
     norm: torch.nn.LayerNorm,
     probability: float,
     want_low: bool,
+    keeps_sum: bool = False,
 ) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
-    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16."""
-    values, low = _Norm.apply(  # type: ignore[no-untyped-call]
-        False, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
+    """LayerNorm(residual + dropout(part + bias)) in float32, and with `want_low` also in bfloat16.
+
+    Args:
+        keeps_sum: return the sum in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32.
+    """
+    values, other = _Norm.apply(  # type: ignore[no-untyped-call]
+        keeps_sum, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
     )
-    return values, low if want_low else values
+    return values, values if other is None else other
 
 
 def cross_entropy_sum(logits: Float[Tensor, "M V"], targets: Int[Tensor, "M"]) -> Float[Tensor, ""]:
@@ -136,20 +137,6 @@ def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperatu
     ids = logits.new_empty(len(logits), dtype=torch.int64)
     call("sample", logits.dtype, logits, uniforms.float(), ids, *logits.shape, 1 / temperature)
     return ids
-
-
-def add_norm(
-    part: Float[Tensor, "... D"],
-    bias: Float[Tensor, "D"] | None,
-    residual: Float[Tensor, "... D"],
-    norm: torch.nn.LayerNorm,
-    probability: float,
-    want_low: bool,
-) -> tuple[Float[Tensor, "... D"], Float[Tensor, "... D"]]:
-    """The sum residual + dropout(part + bias) in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32."""
-    return _Norm.apply(  # type: ignore[no-any-return, no-untyped-call]
-        True, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
-    )
 
 
 class _BiasGelu(torch.autograd.Function):
@@ -358,11 +345,10 @@ def attention(
         buckets: row of `positions` for each distance from -n to n, in an order that never increases; n is at least the largest.
         scale: factor of the scores; None: 1 / sqrt(size of a head).
     """
-    if window is not None and window < 0:
-        raise ValueError(f"the window is {window}; it must be 0 or more tokens to either side")
     scale = (packed.shape[1] / 3 / num_heads) ** -0.5 if scale is None else scale
     buckets = None if buckets is None else buckets.int()
-    return _Attention.apply(packed, positions, buckets, num_heads, offsets, *dropping(probability), window, scale)  # type: ignore[no-any-return, no-untyped-call]
+    settings = num_heads, -1 if window is None else window, scale
+    return _Attention.apply(packed, offsets, positions, buckets, settings, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def rotary(
@@ -417,24 +403,19 @@ class _Attention(torch.autograd.Function):
     def forward(
         ctx: Any,
         packed: Tensor,
+        offsets: Tensor,
         positions: Tensor | None,
         buckets: Tensor | None,
-        num_heads: int,
-        offsets: Tensor,
-        seed: int,
-        limit: int,
-        window: int | None,
-        scale: float,
+        settings: tuple[int, int, float],
+        drop: tuple[int, int],
     ) -> Tensor:
         packed, positions = packed.contiguous(), None if positions is None else positions.contiguous()
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
-        normalizer = packed.new_empty(tokens, num_heads, dtype=torch.float32)
-        ctx.settings = num_heads, window, scale
-        layout = _heads(packed, offsets, positions, buckets, *ctx.settings)
-        call("attend", packed.dtype, *layout, result, normalizer, seed, limit)
+        normalizer = packed.new_empty(tokens, settings[0], dtype=torch.float32)
+        call("attend", packed.dtype, *_heads(packed, offsets, positions, buckets, *settings), result, normalizer, *drop)
         ctx.save_for_backward(packed, offsets, positions, buckets, result, normalizer)
-        ctx.seed, ctx.limit = seed, limit
+        ctx.settings, ctx.drop = settings, drop
         return result
 
     @staticmethod
@@ -443,8 +424,8 @@ class _Attention(torch.autograd.Function):
         *inputs, result, normalizer = ctx.saved_tensors
         dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[2])
         given = (*_heads(*inputs, *ctx.settings), result, normalizer, gradient)
-        call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, ctx.seed, ctx.limit)
-        return dpacked, dpositions, None, None, None, None, None, None, None
+        call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, *ctx.drop)
+        return dpacked, None, dpositions, None, None, None
 
 
 class _Rotary(torch.autograd.Function):
@@ -516,11 +497,11 @@ def _heads(
     positions: Tensor | None,
     buckets: Tensor | None,
     num_heads: int,
-    window: int | None,
+    window: int,
     scale: float,
 ) -> list[Any]:
     """Arguments that describe the layout of heads and spans."""
     three = packed.shape[1]
-    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, -1 if window is None else window, scale]
+    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, window, scale]
     rows, reach = (0, 0) if positions is None or buckets is None else (len(positions), (len(buckets) + 1) // 2)
     return [*_thirds(packed), *layout, positions, buckets, rows, reach]

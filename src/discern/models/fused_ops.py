@@ -150,7 +150,8 @@ def linear_add_norm(
     """residual + dropout(linear(operand)), and its LayerNorm as the operand: the end of each half of a pre-norm block."""
     if kernels.usable(operand, parameters=_parameters(linear, norm)) and residual.dtype == torch.float32:
         part = F.linear(operand, linear.weight)
-        return States(*kernels.add_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))
+        low = part.dtype == torch.bfloat16
+        return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, low, keeps_sum=True))
     total = residual + dropout(linear(operand))
     return States(total, norm(total))
 

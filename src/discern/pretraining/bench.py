@@ -542,7 +542,8 @@ _IN_FLOAT32 = _functions(
 def _attention(
     query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
 ) -> Tensor:
-    """Fused attention, which keeps one number per query instead of its scores. The mask changes no shape."""
+    """Fused attention, which keeps one number per query instead of its scores. A mask of booleans changes no shape."""
     needs_backward = torch.is_grad_enabled() and query.requires_grad
-    fused = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, None, needs_backward, dropout_p)
+    bias = attn_mask if attn_mask is not None and attn_mask.requires_grad else None
+    fused = torch.ops.aten._scaled_dot_product_efficient_attention(query, key, value, bias, needs_backward, dropout_p)
     return fused[0]  # type: ignore[no-any-return]

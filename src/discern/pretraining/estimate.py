@@ -64,6 +64,9 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
     own = config.model_copy(update={"train": config.train.model_copy(update=share)})
     flops = whole.after(steps) - whole.after(begin)
     epochs = epochs_of(training_stream(data, config), sizes.examples_before(steps))
+    warnings = list(filter(None, [average_warning(config.train, steps)]))
+    if epochs > 100:
+        warnings.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
     values = {
         "steps": steps - begin,
         "first_step": begin,
@@ -81,29 +84,20 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
         "epochs": epochs,
         "precision": precision,
         "device": str(chosen),
-        "warnings": _warnings(config, steps, epochs) + notes_on_rows(data, config),
+        "warnings": [*warnings, *notes_on_rows(data, config)],
     }
     return Estimate(values, _text(config, values, processes))
-
-
-def _warnings(config: PretrainConfig, steps: int, epochs: float) -> list[str]:
-    warnings = list(filter(None, [average_warning(config.train, steps)]))
-    if epochs > 100:
-        warnings.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
-    return warnings
-
-
-def _steps_text(config: PretrainConfig, steps: int, first: int) -> str:
-    if config.train.max_hours is None or first + steps == config.train.max_steps:
-        return f"{steps:,}" + (f", from step {first:,} on" if first else "")
-    bound = "" if config.train.max_steps >= NO_STEP_LIMIT else f"; train.max_steps allows {config.train.max_steps:,}"
-    return f"about {steps:,} fit into {config.train.max_hours:g} hours (estimate){bound}"
 
 
 def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str:
     hours = values["estimated_seconds"] / 3600
     time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
     sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
+    steps, first = values["steps"], values["first_step"]
+    steps_text = f"{steps:,}" + (f", from step {first:,} on" if first else "")
+    if config.train.max_hours is not None and first + steps < config.train.max_steps:
+        bound = "" if config.train.max_steps >= NO_STEP_LIMIT else f"; train.max_steps allows {config.train.max_steps:,}"
+        steps_text = f"about {steps:,} fit into {config.train.max_hours:g} hours (estimate){bound}"
     remembered = values["slot_memory_bytes"] / 2**30
     each = "" if processes == 1 else " for each process"
     slots = f", of which {remembered:,.1f} GiB for the memory of the slots, shared by all processes" if remembered >= 0.05 else ""
@@ -115,7 +109,7 @@ def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str
         f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
         f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
-        f"# steps         {_steps_text(config, values['steps'], values['first_step'])}",
+        f"# steps         {steps_text}",
         f"# epochs        {values['epochs']:,.2f}",
         *(f"# warning       {warning}" for warning in values["warnings"]),
         "# nothing was trained or written: this was a dry run",

@@ -135,13 +135,15 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
     for name, network in networks.items():
         source = sources[name]
         if source is None:
-            first = _first_layers(network, main_network(start)) if name == GENERATOR else {}
-            if not first:
+            # A new generator with layers as wide as those of the model starts as its first layers.
+            theirs, ours = named_parameters(main_network(start)), named_parameters(network)
+            same = [key for key in ours if key.startswith("encoder.") and key in theirs and name == GENERATOR]
+            first = {key: resized(key, theirs[key], start.num_entries, pieces) for key in same}
+            if first and all(value.shape == ours[key].shape for key, value in first.items()):
+                copied[name] = first
+                fresh.append(f"the head of the {name}, which starts as the first layers of the model")
+            else:
                 fresh.append(f"the {name}")
-                continue
-            copied[name] = {key: resized(key, value, start.num_entries, pieces) for key, value in first.items()}
-            few, many = (each.encoder.config.num_layers for each in (network, main_network(start)))
-            fresh.append(f"the head of the {name} (its encoder starts as the first {few} of {many} layers of the model)")
             continue
         copied[name] = values = _values(name, network, source, start, pieces)
         if not any(key.startswith("head.") for key in values):
@@ -156,14 +158,6 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
             hint="set objective.tying=none, as in those networks",
         )
     return WarmStartResult(tuple(fresh), len(pieces))
-
-
-def _first_layers(generator: Network, main: Network) -> dict[str, Tensor]:
-    """Weights for a generator that the model lacks: those of its encoder, if the layers are as wide; empty: they are not."""
-    theirs, ours = named_parameters(main), named_parameters(generator)
-    encoder = {key: value for key, value in ours.items() if key.startswith("encoder.") and key in theirs}
-    fits = all(_OF_VOCABULARY.search(key) or value.shape == theirs[key].shape for key, value in encoder.items())
-    return {key: theirs[key] for key in encoder} if fits and type(main.encoder) is type(generator.encoder) else {}
 
 
 def _sources(networks: Mapping[str, Network], start: ModelFolder) -> dict[str, Network | None]:

@@ -261,11 +261,6 @@ def load(path: Path, *, carry: bool = True) -> Contents:
     return Contents(model, groups.get(OPTIMIZER_FILE, {}), groups.get(CARRY_FILE, {}) if carry else {}, state, average)
 
 
-def sharded_name(file: str, tensor: str) -> str:
-    """Name of a tensor in a checkpoint that several ranks write, by the file that has it otherwise."""
-    return f"{file.removesuffix('.safetensors')}/{tensor}"
-
-
 def check_files(path: Path) -> bool:
     """Compare every file of a checkpoint with its checksum. Return whether several ranks have written it.
 

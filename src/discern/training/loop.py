@@ -143,7 +143,11 @@ def train_steps(
         allowed = guard.allow(StepCounters(state.step, state.tokens, state.updates, state.averaged), norm, means)
         if state.step == first:
             state.phase_seconds = totals.seconds if first else 0.0
-        rate = _learning_rate(context, state, phase, first, totals.seconds)
+        # Under a time budget, a phase with its own schedule has what was left of it.
+        start, length = (first, phase.steps) if phase.own_schedule else (0, settings.max_steps)
+        since, hours = state.phase_seconds if phase.own_schedule else 0.0, settings.max_hours
+        used = None if hours is None else (totals.seconds - since) / max(hours * 3600 - since, 1e-9)
+        rate = learning_rate(context.optimizer, state.step - start, length, used)
         update(replica.optimizer, rate, allowed)
         state.step, state.tokens, state.updates = state.step + 1, state.tokens + totals.tokens, replica.optimizer.updates
         if settings.weight_average:
@@ -355,15 +359,6 @@ def note_best(
 
 
 # ---- parts of the loop in a few lines each ----
-
-
-def _learning_rate(context: TrainContext, state: State, phase: Phase, first: int, seconds: float) -> float:
-    """The learning rate of the next update. Under a time budget, a phase with its own schedule has what was left of it."""
-    start, length = (first, phase.steps) if phase.own_schedule else (0, context.train.max_steps)
-    since = state.phase_seconds if phase.own_schedule else 0.0
-    hours = context.train.max_hours
-    used = None if hours is None else (seconds - since) / max(hours * 3600 - since, 1e-9)
-    return learning_rate(context.optimizer, state.step - start, length, used)
 
 
 def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:

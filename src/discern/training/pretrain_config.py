@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
-from pydantic import BaseModel, Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
 from discern.config.layers import Settings, collect, preset_names, read_file
 from discern.config.resolve import Resolution, Resolved, resolve
@@ -235,13 +235,7 @@ def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: 
         work.refuse("optimizer.warmup_steps", f"and decay do not fit: {problem}", "--set optimizer.warmup_steps=0.1, for example")
 
 
-def _objective_config(name: str) -> type[BaseModel]:
-    """The configuration class of an objective; imports it, and with it torch."""
-    objective: Any = objectives.load(name)
-    return cast(type[BaseModel], objective.Config)
-
-
 _VARIANTS = {
     "model": Variant("encoder", config_class, encoders.names, "encoder"),
-    "objective": Variant("name", _objective_config, objectives.names, "objective"),
+    "objective": Variant("name", lambda name: objectives.load(name).Config, objectives.names, "objective"),
 }

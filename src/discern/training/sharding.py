@@ -174,7 +174,7 @@ class ShardedCheckpointWriter:
                     tensor = DTensor.from_local(
                         tensor, self._mesh, [Shard(0)], run_check=False, shape=like.shape, stride=like.stride()
                     )
-                tensors[checkpoint.sharded_name(file, name)] = tensor
+                tensors[f"{file.removesuffix('.safetensors')}/{name}"] = tensor
         self._pending = self._thread.submit(self._write, folder, tensors, copy.deepcopy(dict(state)), keep)
 
     def wait(self) -> None:
