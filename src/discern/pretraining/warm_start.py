@@ -139,7 +139,7 @@ def fill(objective: Objective, start: ModelFolder, pieces: Sequence[Sequence[int
             theirs, ours = named_parameters(main_network(start)), named_parameters(network)
             same = [key for key in ours if key.startswith("encoder.") and key in theirs and name == GENERATOR]
             first = {key: resized(key, theirs[key], start.num_entries, pieces) for key in same}
-            if first and all(value.shape == ours[key].shape for key, value in first.items()):
+            if any("blocks" in key for key in first) and all(value.shape == ours[key].shape for key, value in first.items()):
                 copied[name] = first
                 fresh.append(f"the head of the {name}, which starts as the first layers of the model")
             else:
