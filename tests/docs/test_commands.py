@@ -63,12 +63,13 @@ NOT_RUN = {
     ("one-gpu-day", ""): "a GPU",
     ("gpu", "nvidia-smi"): "a GPU",
     ("eight-gpus", ""): "eight GPUs",
+    ("continue-deberta", ""): "a model of the Hub",
     ("cluster", ""): "several machines; tests/distributed has processes of one",
 }
 QUICK = ("prepare", "prepare-at-scale")
 SLOW = (
     *("README", "README.zh", "start", "faq", "troubleshooting"),
-    *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus", "cluster"),
+    *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus", "cluster", "continue-deberta"),
     *(
         "adapt",
         "compare",

@@ -78,7 +78,6 @@ class DisentangledAttention(nn.Module):
         self.position_query = nn.Linear(size, size) if "p2c" in own else None
         self.dropout = Dropout(config.attention_dropout)
         self.position_dropout = Dropout(config.hidden_dropout)
-        self.distances = config.distance_rows
         self.scale = 1 / math.sqrt((1 + len(self.terms)) * size / config.num_heads)
 
     def forward(
@@ -132,7 +131,7 @@ class DisentangledAttention(nn.Module):
     def forward_flops(self, length: int) -> float:
         """FLOPs per token of documents of `length` tokens, without the projections of the distances, which a batch shares."""
         size = self.value.out_features
-        distances = min(2 * length - 1, self.distances)
+        distances = 2 * length
         layers = parts_flops(length, self.query, self.key, self.value, self.output)
         return layers + 4 * size * length + 2 * size * len(self.terms) * distances
 
@@ -307,7 +306,9 @@ class DebertaEncoder(StackedEncoder):
             longest = input_ids.shape[1] if unpadding.offsets is None else int(unpadding.offsets.diff().max())
             rows = distance_rows(longest, self.config)
             first, last = int(rows[-1]), int(rows[0])
-            vectors, rows = self.distance.weight[first : last + 1], (rows - first).to(input_ids.device)
+            used = torch.arange(first, last + 1, device=input_ids.device)
+            vectors = looked_up(self.distance.weight, used)
+            rows = (rows - first).to(input_ids.device, non_blocking=True)
         if self.distance_norm is not None:
             vectors = normalized(self.distance_norm, vectors).operand
         positions = RelativePositions(vectors, rows)
