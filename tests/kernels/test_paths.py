@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from discern import kernels
 from discern.models import fused_ops
-from discern.models.electra.encoder import Block
+from discern.models.attention import TransformerBlock
 from discern.models.fused_ops import Dropout
 from discern.models.unpadding import plan_unpadding
 from discern.objectives import objectives
@@ -107,7 +107,7 @@ def test_linear_layers_see_real_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
     seen: list[int] = []
     network = build(sizes()).networks()["discriminator"]
     for part in network.encoder.modules():
-        if isinstance(part, Block):
+        if isinstance(part, TransformerBlock):
             part.register_forward_hook(lambda _, inputs, output: seen.append(output.values.numel() // output.values.shape[-1]))
     batch = BATCHES["padded"]
     hidden = network.encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids)

@@ -27,6 +27,20 @@ UNLIMITED_POSITIONS = 1_000_000
 WORDS = "encoder.embeddings.word.weight"
 """Our name of the word table."""
 AGAIN = "export or download the model again"
+BERT_KEYS = {
+    "num_layers": "num_hidden_layers",
+    "hidden_size": "hidden_size",
+    "embedding_size": "embedding_size",
+    "num_heads": "num_attention_heads",
+    "feedforward_size": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "num_token_types": "type_vocab_size",
+    "hidden_dropout": "hidden_dropout_prob",
+    "attention_dropout": "attention_probs_dropout_prob",
+    "initializer_range": "initializer_range",
+    "layer_norm_epsilon": "layer_norm_eps",
+}
+"""Keys of BERT's config.json, by the names of our settings."""
 _ENDINGS: dict[str, TaskKind] = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",

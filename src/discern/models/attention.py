@@ -1,8 +1,9 @@
-"""Multi-head self-attention."""
+"""Multi-head self-attention, and the block around it."""
 
 from __future__ import annotations
 
 import math
+from typing import Any, ClassVar
 
 import torch
 from jaxtyping import Float
@@ -11,8 +12,8 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.models.config import ModelConfig
-from discern.models.flops import parts_flops
-from discern.models.fused_ops import Dropout
+from discern.models.flops import SumOfParts, parts_flops
+from discern.models.fused_ops import Dropout, States, linear_activation, linear_residual_norm
 from discern.models.rotary import Rotation
 from discern.models.unpadding import Unpadding, attend_in_spans
 
@@ -89,6 +90,43 @@ class SelfAttention(nn.Module):
         if window is not None and window < length:
             seen = (length * (2 * window + 1) - window * (window + 1)) / length
         return parts_flops(length, self.query, self.key, self.value, self.output) + 4 * self.value.out_features * seen
+
+
+class TransformerBlock(SumOfParts):
+    """The layers of a block: attention and feed-forward, each with dropout, a residual and a LayerNorm.
+
+    Args:
+        config: settings of the encoder.
+
+    Attributes:
+        attention_class: its attention, which has its last layer as `output`.
+        activation: activation of the feed-forward layers, by its name in the configuration.
+
+    Reference: Vaswani et al. 2017; GELU by the error function, as BERT and ELECTRA have it.
+    """
+
+    attention_class: ClassVar[type[nn.Module]] = SelfAttention
+    activation: str = "gelu"
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.attention: Any = self.attention_class(config)
+        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
+        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
+        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
+        self.dropout = Dropout(config.hidden_dropout)
+
+    def after_attention(self, attended: Float[Tensor, "*tokens D"], residual: Float[Tensor, "*tokens D"]) -> States:
+        """The states after a post-norm block, whose LayerNorms follow the residuals.
+
+        Args:
+            attended: what attention gives, before its last layer.
+            residual: the states that it is added to.
+        """
+        states = linear_residual_norm(self.attention.output, attended, residual, self.attention_norm, self.dropout)
+        inner = linear_activation(self.expand, states.operand, self.activation)
+        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
 
 
 def neighbor_of(head: int) -> int:

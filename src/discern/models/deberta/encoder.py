@@ -15,13 +15,14 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.errors import DataError
+from discern.models.attention import TransformerBlock
 from discern.models.base import StackedEncoder
 from discern.models.config import ModelConfig
 from discern.models.deberta.config import DebertaConfig
 from discern.models.deberta.huggingface import DebertaArchitecture
 from discern.models.embeddings import Disentangled, TokenEmbeddings, WordEmbeddings, looked_up
-from discern.models.flops import SumOfParts, parts_flops
-from discern.models.fused_ops import Dropout, States, as_states, linear_gelu, linear_residual_norm, normalized
+from discern.models.flops import parts_flops
+from discern.models.fused_ops import Dropout, States, as_states, normalized
 from discern.models.heads import TiedLMHead
 from discern.models.unpadding import Unpadding
 
@@ -152,17 +153,10 @@ def _scores_by_distance(
     return scores.view(batch, heads, length, 2 * length - 1)[..., :length]
 
 
-class DebertaBlock(SumOfParts):
-    """Attention and feed-forward, each with dropout, a residual and a LayerNorm after it, as in BERT."""
+class DebertaBlock(TransformerBlock):
+    """A post-norm block, as in BERT, whose queries may come from other states than its keys and values."""
 
-    def __init__(self, config: DebertaConfig) -> None:
-        super().__init__()
-        self.attention = DisentangledAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
-        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
-        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.dropout = Dropout(config.hidden_dropout)
+    attention_class = DisentangledAttention
 
     def forward(
         self, states: States, unpadding: Unpadding, positions: RelativePositions, queries: States | None = None
@@ -174,10 +168,7 @@ class DebertaBlock(SumOfParts):
             queries: what queries are projected from, and the residual path; None: `states`.
         """
         attended = self.attention(states.operand, unpadding, positions, None if queries is None else queries.operand)
-        residual = (queries or states).values
-        states = linear_residual_norm(self.attention.output, attended, residual, self.attention_norm, self.dropout)
-        inner = linear_gelu(self.expand, states.operand)
-        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
+        return self.after_attention(attended, (queries or states).values)
 
 
 class Convolution(nn.Module):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from discern.models.architecture import Architecture, Predicts, Readers, TaskKind, unsupported
+from discern.models.architecture import BERT_KEYS, Architecture, Predicts, Readers, TaskKind, unsupported
 from discern.models.config import ModelConfig
 from discern.types import SpecialTokens
 
@@ -31,6 +31,11 @@ _BLOCK = {
 }
 _POSITIONS = "deberta.embeddings.position_embeddings"
 _WORDS = "deberta.embeddings.word_embeddings"
+_SAME_KEYS = (
+    *("position_buckets", "max_relative_positions", "pos_att_type", "share_att_key", "norm_rel_ebd", "position_biased_input"),
+    *("conv_kernel_size", "conv_act", "mask_decoder"),
+)
+"""Settings that have the names of keys."""
 _TERMS = ("c2p|p2c", "c2p", "p2c")
 
 
@@ -48,28 +53,7 @@ class DebertaArchitecture(Architecture):
         "tagging": "DebertaV2ForTokenClassification",
         "span": "DebertaV2ForQuestionAnswering",
     }
-    size_keys = {
-        "num_layers": "num_hidden_layers",
-        "hidden_size": "hidden_size",
-        "embedding_size": "embedding_size",
-        "num_heads": "num_attention_heads",
-        "feedforward_size": "intermediate_size",
-        "max_positions": "max_position_embeddings",
-        "num_token_types": "type_vocab_size",
-        "hidden_dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-        "initializer_range": "initializer_range",
-        "layer_norm_epsilon": "layer_norm_eps",
-        "position_buckets": "position_buckets",
-        "max_relative_positions": "max_relative_positions",
-        "pos_att_type": "pos_att_type",
-        "share_att_key": "share_att_key",
-        "norm_rel_ebd": "norm_rel_ebd",
-        "position_biased_input": "position_biased_input",
-        "conv_kernel_size": "conv_kernel_size",
-        "conv_act": "conv_act",
-        "mask_decoder": "mask_decoder",
-    }
+    size_keys = BERT_KEYS | {name: name for name in _SAME_KEYS}
     required = ("num_layers", "hidden_size", "num_heads", "feedforward_size")
     supported = {"hidden_act": "gelu", "pooler_hidden_act": "gelu", "conv_groups": 1, "tie_word_embeddings": True}
     layers = {
@@ -166,9 +150,9 @@ class DebertaArchitecture(Architecture):
         return sizes.model_copy(update={"mask_decoder": True})
 
     def canonical(self, names: Collection[str]) -> dict[str, str]:
-        found = super().canonical(names)
-        difference = found.get(f"{_WORDS}._weight")
-        return found if difference is None or f"{_WORDS}.weight" in found else found | {f"{_WORDS}.weight": difference}
+        usual = super().canonical(names)
+        difference = usual.get(f"{_WORDS}._weight")
+        return usual if difference is None or f"{_WORDS}.weight" in usual else usual | {f"{_WORDS}.weight": difference}
 
     def is_difference(self, name: str) -> bool:
         return name.endswith("word_embeddings._weight")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 import math
 from collections.abc import Iterable
 from typing import Any
@@ -11,13 +10,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discern.models.attention import SelfAttention, neighbor_of
+from discern.models.attention import TransformerBlock, neighbor_of
 from discern.models.base import StackedEncoder
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.huggingface import ElectraArchitecture
 from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
-from discern.models.flops import SumOfParts
-from discern.models.fused_ops import Dropout, States, as_states, linear_gelu, linear_residual_norm, normalized
+from discern.models.fused_ops import States, as_states, linear_gelu, normalized
 from discern.models.unpadding import Unpadding
 
 # Highest and lowest frequency of the waves in radians per position; scale of the positions relative to the words; scale of
@@ -26,43 +24,22 @@ _FASTEST, _SLOWEST, _POSITION_STRENGTH, _ATTENTION_STRENGTH = 2.5, 0.01, 1.4, 1.
 _BRANCH_STRENGTH = 0.3
 
 
-class Block(SumOfParts, abc.ABC):
-    """Attention and feed-forward, each with dropout, a residual and a LayerNorm.
-
-    Reference: Vaswani et al. 2017; GELU by the error function, as BERT and ELECTRA have it.
-    """
-
-    def __init__(self, config: ElectraConfig) -> None:
-        super().__init__()
-        self.attention = SelfAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
-        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
-        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.dropout = Dropout(config.hidden_dropout)
-
-    @abc.abstractmethod
-    def forward(self, states: States, unpadding: Unpadding) -> States:
-        """The hidden states after this block."""
-
-
-class PostNormBlock(Block):
+class PostNormBlock(TransformerBlock):
     """LayerNorm after each residual, as in BERT and ELECTRA."""
 
     def forward(self, states: States, unpadding: Unpadding) -> States:
-        attended = self.attention(states.operand, unpadding)
-        states = linear_residual_norm(self.attention.output, attended, states.values, self.attention_norm, self.dropout)
-        inner = linear_gelu(self.expand, states.operand)
-        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
+        """The hidden states after this block."""
+        return self.after_attention(self.attention(states.operand, unpadding), states.values)
 
 
-class PreNormBlock(Block):
+class PreNormBlock(TransformerBlock):
     """LayerNorm before each sub-layer, none on the residual path.
 
     Reference: Xiong et al. 2020, "On layer normalization in the Transformer architecture".
     """
 
     def forward(self, states: States, unpadding: Unpadding) -> States:
+        """The hidden states after this block."""
         hidden = states.values
         attended = self.attention(normalized(self.attention_norm, hidden).operand, unpadding)
         hidden = hidden + self.dropout(self.attention.output(attended))
@@ -71,7 +48,7 @@ class PreNormBlock(Block):
         return States(hidden, hidden)
 
 
-_BLOCKS: dict[str, type[Block]] = {"post": PostNormBlock, "pre": PreNormBlock}
+_BLOCKS: dict[str, type[TransformerBlock]] = {"post": PostNormBlock, "pre": PreNormBlock}
 
 
 class BertEncoder(StackedEncoder):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from discern.errors import ConfigError
-from discern.models.architecture import MARK, Architecture, Predicts, TaskKind, Weights
+from discern.models.architecture import BERT_KEYS, MARK, Architecture, Predicts, TaskKind, Weights
 from discern.models.config import ModelConfig
 from discern.types import SpecialTokens
 
@@ -74,19 +74,7 @@ class ElectraArchitecture(Architecture):
         "tagging": "ElectraForTokenClassification",
         "span": "ElectraForQuestionAnswering",
     }
-    size_keys = {
-        "num_layers": "num_hidden_layers",
-        "hidden_size": "hidden_size",
-        "embedding_size": "embedding_size",
-        "num_heads": "num_attention_heads",
-        "feedforward_size": "intermediate_size",
-        "max_positions": "max_position_embeddings",
-        "num_token_types": "type_vocab_size",
-        "hidden_dropout": "hidden_dropout_prob",
-        "attention_dropout": "attention_probs_dropout_prob",
-        "initializer_range": "initializer_range",
-        "layer_norm_epsilon": "layer_norm_eps",
-    }
+    size_keys = BERT_KEYS
     required = ("num_layers", "hidden_size", "num_heads", "feedforward_size")
     supported = {
         "hidden_act": "gelu",

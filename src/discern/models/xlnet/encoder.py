@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.nn.parameter import Parameter
 
 from discern.errors import ConfigError
+from discern.models.attention import TransformerBlock
 from discern.models.base import Encoder
 from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
-from discern.models.fused_ops import Dropout, States, as_states, linear_activation, linear_residual_norm
+from discern.models.fused_ops import Dropout, States, as_states
 from discern.models.heads import TiedLMHead
 from discern.models.two_stream import Content, Factorization, Remembering, Streams, update_memory, visible_tokens
 from discern.models.xlnet.config import XLNetConfig
@@ -26,7 +27,7 @@ from discern.models.xlnet.huggingface import XLNetArchitecture
 from discern.models.xlnet.relative_attention import RelativeAttention, SharedInputs, StreamMask, distances, sinusoids, stream_mask
 
 
-class XLNetBlock(nn.Module):
+class XLNetBlock(TransformerBlock):
     """Relative attention and feed-forward, each with dropout, a residual and a LayerNorm after it.
 
     The tokens of both streams are concatenated, content first, so that all matrix products except those of the attention are
@@ -35,14 +36,10 @@ class XLNetBlock(nn.Module):
     Differs: the released code also applies dropout after the activation; table 7 of the paper states 0 for it, as here.
     """
 
+    attention_class = RelativeAttention
+
     def __init__(self, config: XLNetConfig) -> None:
-        super().__init__()
-        self.attention = RelativeAttention(config)
-        self.attention_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.expand = nn.Linear(config.hidden_size, config.feedforward_size)
-        self.contract = nn.Linear(config.feedforward_size, config.hidden_size)
-        self.feedforward_norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_epsilon)
-        self.dropout = Dropout(config.hidden_dropout)
+        super().__init__(config)
         self.activation = config.activation
 
     def forward(
@@ -63,9 +60,7 @@ class XLNetBlock(nn.Module):
         """
         attended = self.attention(states.operand, memory, shared, content, query)
         residual = states.values[len(states.values) - len(attended) :]
-        states = linear_residual_norm(self.attention.output, attended, residual, self.attention_norm, self.dropout)
-        inner = linear_activation(self.expand, states.operand, self.activation)
-        return linear_residual_norm(self.contract, inner, states.values, self.feedforward_norm, self.dropout)
+        return self.after_attention(attended, residual)
 
 
 class XLNetEncoder(Encoder):
