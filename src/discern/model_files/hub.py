@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from discern.data.tokenizer.loading import TOKENIZER_NAMES
 from discern.errors import ConfigError, DataError
 from discern.storage.checksums import CHECKSUMS_NAME
 
@@ -19,8 +20,7 @@ CALIBRATION_NAME = "detection.json"
 """File that `discern detect --calibrate` writes beside a discriminator."""
 _NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _SMALL = (
-    *(CONFIG_NAME, "generator_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"),
-    *("vocab.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"),
+    *(CONFIG_NAME, "generator_config.json", *TOKENIZER_NAMES, "tokenizer_config.json", "special_tokens_map.json"),
     *("discern.toml", CALIBRATION_NAME, CHECKSUMS_NAME, "README.md"),
     *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", f"[0-9]_*/{CHECKSUMS_NAME}"),  # of sentence-transformers
 )

@@ -441,13 +441,13 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def beside(self) -> dict[str, HuggingFaceFolder]:
         """The networks in subfolders."""
-        found = {}
+        folders = {}
         for name in self.names[1:]:
             # Beside the first network, as Microsoft's DeBERTaV3 has it; or in a folder of its own.
             is_beside = weights_path(self.folder, name).is_file()
-            found[name] = HuggingFaceFolder(self.folder, name) if is_beside else HuggingFaceFolder(self.folder / name)
-            found[name].tokenizer = self.tokenizer
-        return found
+            folders[name] = HuggingFaceFolder(self.folder, name) if is_beside else HuggingFaceFolder(self.folder / name)
+            folders[name].tokenizer = self.tokenizer
+        return folders
 
     def networks(self, *, beside: bool = True) -> Mapping[str, Network]:
         folders = {self.names[0]: self} | (self.beside if beside else {})

@@ -251,11 +251,15 @@ class StackedEncoder(Encoder):
     def repeated_blocks(self) -> list[nn.Module]:
         return list(self.blocks)
 
+    def blocks_flops(self, length: int) -> float:
+        """FLOPs of all blocks per token of rows of `length` tokens."""
+        return module_flops(self.blocks, length)
+
     def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        return parts_flops(length, self.projection, self.blocks)
+        return parts_flops(length, self.projection) + self.blocks_flops(length)
 
     def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        return module_flops(self.blocks, length) if self.gradient_checkpointing else 0.0
+        return self.blocks_flops(length) if self.gradient_checkpointing else 0.0
 
     def forward(
         self,

@@ -154,8 +154,8 @@ class TokenHead(SumOfParts):
         if self.reads_first and self.norm is not None:
             first = hidden[:, :1]
             if position_ids is not None:
-                places = (torch.arange(hidden.shape[1], device=hidden.device) - position_ids).clamp(min=0)
-                first = hidden.gather(1, places[..., None].expand_as(hidden))
+                starts = (torch.arange(hidden.shape[1], device=hidden.device) - position_ids).clamp(min=0)
+                first = hidden.gather(1, starts[..., None].expand_as(hidden))
             hidden = normalized(self.norm, first + hidden).operand
         inner = linear_gelu(self.dense, hidden)
         if self.norm is not None and not self.reads_first:

@@ -190,7 +190,8 @@ _OTHER_FILES = {
 }
 
 _SENTENCEPIECE = rb"\n.{1,2}\n.[^\n\x15]+\x15"  # the first piece, and the mark of its score
-_NAMES = "tokenizer.json", "vocab.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
+TOKENIZER_NAMES = "tokenizer.json", "vocab.txt", "spm.model", "spiece.model", "sentencepiece.bpe.model", "tokenizer.model"
+"""Files that hold a tokenizer, in the order in which a folder is searched for them."""
 
 
 def load_tokenizer(path: Path, lowercase: bool | None = None) -> Tokenizer:
@@ -341,12 +342,12 @@ def _tokenizer_file(path: Path) -> Path:
         )
     if not path.is_dir():
         return path
-    for name in _NAMES:
+    for name in TOKENIZER_NAMES:
         if (path / name).is_file():
             return path / name
     others = sorted(file.name for file in path.iterdir() if file.name in ("merges.txt", "vocab.json"))
     raise DataError(
-        f"tokenizer folder {path} has neither {' nor '.join(_NAMES)}{f', but {others[0]}' if others else ''}",
+        f"tokenizer folder {path} has neither {' nor '.join(TOKENIZER_NAMES)}{f', but {others[0]}' if others else ''}",
         hint=_CONVERT if others else f"give the path of the tokenizer file, {TRAIN_HINT}",
     )
 

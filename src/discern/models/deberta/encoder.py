@@ -188,12 +188,12 @@ class Convolution(nn.Module):
 
     def forward(self, embedded: Float[Tensor, "B L D"], states: States, unpadding: Unpadding) -> States:
         length = embedded.shape[1]
-        places, window = torch.arange(length, device=embedded.device), torch.arange(-self.reach, self.reach + 1)
-        neighbors = places[:, None] + window.to(embedded.device)
+        positions, window = torch.arange(length, device=embedded.device), torch.arange(-self.reach, self.reach + 1)
+        neighbors = positions[:, None] + window.to(embedded.device)
         inside, neighbors = (neighbors >= 0) & (neighbors < length), neighbors.clamp(0, length - 1)
         seen = inside[None]
         if unpadding.offsets is not None:
-            span = torch.searchsorted(unpadding.offsets, places, right=True)
+            span = torch.searchsorted(unpadding.offsets, positions, right=True)
             seen = seen & (span[neighbors] == span[:, None])
         elif unpadding.visible is not None:
             visible = unpadding.visible[:, 0].expand(-1, length, -1)
@@ -261,14 +261,13 @@ class DebertaEncoder(StackedEncoder):
     def for_tasks(self) -> DebertaEncoder:
         if not self.config.mask_decoder:
             return self
-        found = copy.copy(self)
-        found.config = self.config.model_copy(update={"mask_decoder": False})
-        found._modules = {**self._modules, "position": None}
-        return found
+        encoder = copy.copy(self)
+        encoder.config = self.config.model_copy(update={"mask_decoder": False})
+        encoder._modules = {**self._modules, "position": None}
+        return encoder
 
-    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        again = self.blocks[-1] if self.decodes else None
-        return super().forward_flops(length) + parts_flops(length, self.convolution, again)
+    def blocks_flops(self, length: int) -> float:
+        return parts_flops(length, self.blocks, self.convolution, self.blocks[-1] if self.decodes else None)
 
     def last_states(
         self,

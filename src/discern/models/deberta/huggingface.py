@@ -159,7 +159,7 @@ class DebertaArchitecture(Architecture):
 
     def stored(self, tensors: Readers, config: Mapping[str, Any]) -> Readers:
         """The tensors of v2. v1 has queries, keys and values of each head side by side, and no bias for any keys."""
-        found = dict(tensors)
+        renamed = dict(tensors)
 
         def third(name: str, number: int) -> Tensor:
             joined = tensors[name]()
@@ -171,14 +171,14 @@ class DebertaArchitecture(Architecture):
             if not joined:
                 continue
             for number, part in enumerate(("query", "key", "value")):
-                found[f"{start}{part}_proj.weight"] = lambda name=name, number=number: third(name, number)  # type: ignore[misc]
+                renamed[f"{start}{part}_proj.weight"] = lambda name=name, number=number: third(name, number)  # type: ignore[misc]
             renames = {"query_proj.bias": "q_bias", "value_proj.bias": "v_bias", "pos_key_proj.weight": "pos_proj.weight"}
             renames |= {f"pos_query_proj.{kind}": f"pos_q_proj.{kind}" for kind in ("weight", "bias")}
             for new, old in renames.items():
                 if start + old in tensors:
-                    found[start + new] = found.pop(start + old)
-            del found[name]
+                    renamed[start + new] = renamed.pop(start + old)
+            del renamed[name]
             for part in ("key_proj", "pos_key_proj"):
-                if f"{start}{part}.weight" in found:
-                    found[f"{start}{part}.bias"] = lambda: torch.zeros(config["hidden_size"])
-        return found
+                if f"{start}{part}.weight" in renamed:
+                    renamed[f"{start}{part}.bias"] = lambda: torch.zeros(config["hidden_size"])
+        return renamed
