@@ -52,19 +52,17 @@ def contents(archive: Path) -> Iterator[bytes]:
 def run_stage(work: Path, stage: str) -> None:
     """Run the tasks of a stage in this process."""
     from discern.data.stages.duplicates import num_buckets
-    from discern.data.stages.plan import plan_of_task, read_plan
-    from discern.data.stages.results import values_of
-    from discern.data.stages.shards import placed_folder
+    from discern.data.stages.plan import job_of_task, read_plan
+    from discern.data.stages.results import result_of, values_of
     from discern.data.stages.tasks import perform
 
     plan = read_plan(work)
     assert plan is not None
-    _, tokenizer = plan_of_task(str(work), plan.fingerprint)
     counts = {"start": 0, "pieces": len(plan.pieces), "clusters": 1, "placed": 1}
     if stage == "buckets":
-        counts[stage] = num_buckets(work, plan, tokenizer)
+        counts[stage] = num_buckets(job_of_task(str(work), plan.fingerprint))
     if stage == "shards":
-        counts[stage] = len(values_of(placed_folder(work))["shards"])
+        counts[stage] = len(values_of(result_of(work, "placed"))["shards"])
     for index in range(counts[stage]):
         perform(str(work), plan.fingerprint, (stage, index))  # type: ignore[arg-type]
 

@@ -126,12 +126,13 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
         TrainingArguments,
     )
 
-    from discern.tasks.glue import read_glue
+    from discern.tasks.classification import ClassificationConfig
+    from discern.tasks.named import TASKS
 
     tokenizer = AutoTokenizer.from_pretrained(model)
 
     def encoded(split: str) -> list[dict[str, Any]]:
-        examples = read_glue("sst2", request.data, split).examples
+        examples = TASKS["sst2"].read(request.data / f"{split}.tsv", split, ClassificationConfig()).examples
         if split == "train":
             order = torch.randperm(len(examples), generator=torch.Generator().manual_seed(0)).tolist()
             examples = tuple(examples[place] for place in order[: request.rows])

@@ -20,11 +20,12 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from discern.inference.prediction_input import blocks
 from discern.model_files.finetuned import FinetunedFolder
 from discern.progress import Silent
-from discern.tasks.examples import ClassificationExample
-from discern.tasks.glue import read_glue_file
-from discern.tasks.prediction_input import blocks
+from discern.tasks.base import ClassificationExample
+from discern.tasks.classification import ClassificationConfig
+from discern.tasks.named import TASKS
 from discern.tasks.supervised import outputs_of
 
 BATCH, BLOCK = 32, 2048
@@ -37,7 +38,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--copies", type=int, default=1, help="number of copies of the file to predict")
     arguments = parser.parse_args()
-    examples = list(read_glue_file("sst2", arguments.data).examples) * arguments.copies
+    examples = list(TASKS["sst2"].read(arguments.data, "dev", ClassificationConfig()).examples) * arguments.copies
     sides = {"discern": ours(arguments.model, examples), "transformers": theirs(arguments.model, examples)}
     said = {name: run() for name, run in sides.items()}
     print(f"largest difference of a probability: {(said['discern'] - said['transformers']).abs().max():.1e}")

@@ -29,8 +29,8 @@ from torch import Tensor
 from discern.data.tokenizer import special_tokens
 from discern.model_files.folder import open_model
 from discern.models.base import Encoder
-from discern.tasks.conll import read_conll
-from discern.tasks.examples import TaggingExample
+from discern.tasks.base import TaggingExample
+from discern.tasks.readers.conll import read_conll
 
 
 def main() -> None:

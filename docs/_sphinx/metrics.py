@@ -130,8 +130,8 @@ METRICS = (
     _fraction("f1", "task", "harmonic mean of precision and recall: of spans, of the positive class, or of an answer's words"),
     _fraction("macro_f1", "task", "F1 of each class, averaged over the classes"),
     _fraction("micro_f1", "task", "F1 over all labels of all examples together"),
-    _fraction("precision", "task", "fraction of the predicted spans or labels that are right"),
-    _fraction("recall", "task", "fraction of the given spans or labels that are predicted"),
+    _fraction("precision", "task", "fraction of the predicted spans that are right"),
+    _fraction("recall", "task", "fraction of the given spans that are predicted"),
     _fraction("exact_match", "task", "fraction of the answers, or of the label sets, that are exactly right"),
     _correlation("matthews", "task", "Matthews correlation of predicted and given classes", usual="0 is guessing"),
     _correlation("pearson", "task", "linear correlation of predicted and given numbers", usual="0 is guessing"),
@@ -142,7 +142,6 @@ METRICS = (
         _fraction(f"recall_at_{number}", "task", f"fraction of the relevant documents among the first {number} found")
         for number in (1, 5, 10, 100)
     ),
-    Metric("mean_squared_error", "task", "mean squared difference", "square of the labels' unit"),
     Metric("mean_absolute_error", "task", "mean absolute difference", "the labels' unit"),
 )
 """Every metric with a fixed name."""

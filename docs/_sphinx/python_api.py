@@ -8,9 +8,10 @@ from docs._sphinx.pages import block
 
 import discern
 
-# Added by the metaclass of scikit-learn; its docstring links to pages of scikit-learn.
-_OF_SKLEARN = "set_fit_request, set_score_request, set_predict_request"
-_WITH_MEMBERS = {"Model", "TextClassifier", "Detection", "FilledToken", "Score", "Objective"}
+# Added by scikit-learn; their docstrings link to pages of scikit-learn.
+_OF_SKLEARN = "set_fit_request, set_score_request, set_predict_request, get_metadata_routing"
+_ESTIMATORS = {"TextClassifier", "TextRegressor", "TokenClassifier"}
+_WITH_MEMBERS = _ESTIMATORS | {"Model", "Detection", "FilledToken", "Score", "Objective"}
 
 
 def parts() -> dict[str, str]:
@@ -31,5 +32,7 @@ def _directives(kind: str, names: list[str]) -> str:
     for name in names:
         lines.append(f".. {kind}:: discern.{name}")
         lines += ["   :members:", f"   :exclude-members: {_OF_SKLEARN}"] if name in _WITH_MEMBERS else []
+        # Those of the shared base, but not those of scikit-learn.
+        lines += ["   :inherited-members: BaseEstimator, ClassifierMixin, RegressorMixin"] if name in _ESTIMATORS else []
         lines.append("")
     return block("\n".join(lines), "{eval-rst}")

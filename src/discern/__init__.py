@@ -25,7 +25,9 @@ _PUBLIC = {
     "Objective": "discern.objectives.base",
     "Score": "discern.inference.scoring",
     "Silent": "discern.progress",
-    "TextClassifier": "discern.api.classifier",
+    "TextClassifier": "discern.api.estimators",
+    "TextRegressor": "discern.api.estimators",
+    "TokenClassifier": "discern.api.estimators",
     "TokenData": "discern.data.dataset.shards",
     "adapt": "discern.api.verbs",
     "evaluate": "discern.api.verbs",
@@ -41,7 +43,9 @@ _PUBLIC = {
 __all__ = ["__version__", *sorted(_PUBLIC)]
 
 if TYPE_CHECKING:
-    from discern.api.classifier import TextClassifier as TextClassifier
+    from discern.api.estimators import TextClassifier as TextClassifier
+    from discern.api.estimators import TextRegressor as TextRegressor
+    from discern.api.estimators import TokenClassifier as TokenClassifier
     from discern.api.verbs import adapt as adapt
     from discern.api.verbs import evaluate as evaluate
     from discern.api.verbs import export as export

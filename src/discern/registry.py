@@ -14,6 +14,8 @@ T = TypeVar("T")
 class Registry(Generic[T]):
     """Maps a name to `"module:attribute"`; other packages add theirs through an entry point group.
 
+    The attribute is the registered object, or a dictionary that holds it under its name.
+
     Args:
         kind: what is registered, for error messages ("objective").
         entry_point_group: the entry point group in which other packages register ("discern.objectives").
@@ -56,7 +58,7 @@ class Registry(Generic[T]):
             raise ConfigError(f"unknown {self.kind} '{name}'", hint=did_you_mean(name, self._targets))
         module, attribute = self._targets[name].split(":")
         loaded: Any = getattr(import_module(module), attribute)
-        return loaded  # type: ignore[no-any-return]
+        return loaded[name] if isinstance(loaded, dict) else loaded  # type: ignore[no-any-return]
 
     def _read_entry_points(self) -> None:
         if self._entry_points_read or self._group is None:

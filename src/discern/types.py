@@ -6,15 +6,15 @@ Dimensions: B sequences, L positions, V vocabulary, M masked positions in the ba
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import dataclass, field, fields, is_dataclass, replace
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
-BatchT = TypeVar("BatchT")
+T = TypeVar("T")
 PlacesOf = Literal["chosen", "words", "real", "texts"]
 """The positions chosen for corruption, those that may be chosen, all real tokens, or the first token of each text."""
 
@@ -183,11 +183,6 @@ class Places:
         """The values times the number of times each of them counts."""
         return values if self.draws is None else values * self.draws
 
-    def to(self, device: torch.device) -> Places:
-        """The same positions on another device."""
-        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, drawn_again=tuple(index.to(device, non_blocking=True) for index in self.drawn_again))
-
 
 @dataclass(frozen=True)
 class CorruptedBatch:
@@ -250,8 +245,7 @@ class CorruptedBatch:
     def to(self, device: torch.device) -> CorruptedBatch:
         """The same batch on another device."""
         moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        located = {which: places.to(device) for which, places in self.located.items()}
-        return replace(moved, tokens=self.tokens.to(device), located=located)
+        return replace(moved, tokens=replace(moved.tokens, slot=self.tokens.slot))
 
     def _places(self, which: PlacesOf, *, even: bool) -> Places:
         return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even and which == "chosen")
@@ -287,16 +281,18 @@ class StepOutput:
     metrics: Mapping[str, LossTerm] = field(default_factory=dict)
 
 
-def map_tensors(batch: BatchT, change: Callable[[Tensor], Tensor]) -> BatchT:
-    """A copy of a frozen batch with `change` applied to each tensor field, and to those of the spans."""
-    changed: dict[str, Any] = {}
-    for item in fields(batch):  # type: ignore[arg-type]
-        value = getattr(batch, item.name)
-        if isinstance(value, Tensor):
-            changed[item.name] = change(value)
-        elif isinstance(value, Spans):
-            changed[item.name] = map_tensors(value, change)
-    return replace(batch, **changed)  # type: ignore[type-var]
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """A copy of a frozen batch with `change` applied to all its tensors, also those in tuples, mappings and batches in it."""
+    changed: Any = value
+    if isinstance(value, Tensor):
+        changed = change(value)
+    elif isinstance(value, tuple):
+        changed = tuple(map_tensors(item, change) for item in value)
+    elif isinstance(value, Mapping):
+        changed = {name: map_tensors(item, change) for name, item in value.items()}
+    elif is_dataclass(value):
+        changed = replace(changed, **{item.name: map_tensors(getattr(value, item.name), change) for item in fields(value)})
+    return cast(T, changed)
 
 
 def _filled_up(

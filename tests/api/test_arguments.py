@@ -11,6 +11,7 @@ import pytest
 
 import discern
 from discern.api.arguments import checks_choices, python_errors
+from discern.wording import in_python
 
 Fruit: TypeAlias = Literal["apple", "pear"]
 
@@ -55,7 +56,7 @@ def test_unions_have_the_values_of_all_their_parts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "in_python"),
+    ("said", "expected"),
     [
         ("--sequences is -3", "sequences is -3"),
         ("--set: unknown key 'x' in [train]", "settings: unknown key 'x' in [train]"),
@@ -77,7 +78,7 @@ def test_unions_have_the_values_of_all_their_parts() -> None:
         ),
     ],
 )
-def test_errors_name_parameters_instead_of_options(said: str, in_python: str) -> None:
-    with pytest.raises(discern.DataError) as raised, python_errors(dev="eval_set"):
+def test_errors_name_parameters_instead_of_options(said: str, expected: str) -> None:
+    with pytest.raises(discern.DataError) as raised, python_errors(lambda text: in_python(text, {"dev": "eval_set"})):
         raise discern.DataError(said, hint=said)
-    assert (raised.value.message, raised.value.hint) == (in_python, in_python)
+    assert (raised.value.message, raised.value.hint) == (expected, expected)

@@ -78,7 +78,7 @@ def test_wrong_questions_and_failures(
     assert "discern finetune MODEL --out OUT" in capsys.readouterr().err
     assert call(monkeypatch, model, table, "--format", "docx") == 2
     assert call(monkeypatch, model, table, "--format", "conll") == 2
-    assert "is for tagging" in capsys.readouterr().err
+    assert "is for files to tag" in capsys.readouterr().err
 
 
 def test_help_has_an_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

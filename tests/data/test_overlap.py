@@ -191,7 +191,7 @@ def test_refused_before_any_work(text: Path, evaluation: Path, monkeypatch: pyte
     monkeypatch.setattr("discern.data.sources.corpus.Corpus.documents", lambda *_: pytest.fail("the text was read"))
     for against, error, says in (
         (EvaluationFiles([text.parent / "absent"]), DataError, "absent cannot be read"),
-        (EvaluationFiles([evaluation], ["sentence1"]), ConfigError, "has no field 'sentence1'; its fields: sentence, label"),
+        (EvaluationFiles([evaluation], ["sentence1"]), ConfigError, "has no column 'sentence1'; its columns: sentence, label"),
         (EvaluationFiles([evaluation, evaluation]), ConfigError, "is given twice"),
     ):
         with pytest.raises(error, match=says):

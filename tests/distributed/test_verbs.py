@@ -37,7 +37,7 @@ from discern.errors import ConfigError, DataError
 from discern.pretraining.adapt import adapt
 from discern.pretraining.bench import bench
 from discern.progress import Silent
-from tests.small.task import Finetuning, finetune, sweep
+from tests.small.task import Finetuning, finetune
 
 world, out, rank = Path(sys.argv[1]), Path(sys.argv[2]), int(os.environ.get("RANK", "0"))
 os.chdir(world / "0")
@@ -56,8 +56,9 @@ request = Finetuning(
     baselines=False,
 )
 results["finetune"] = finetune(request, Silent())["median"]
-swept = replace(request, out=out / "swept", overrides=(*request.overrides, "train.max_steps=2"))
-results["sweep"] = sweep(swept, ["learning_rate=1e-9,3e-3"], Silent())["best_folder"]
+sweep = ["learning_rate=1e-9,3e-3"]
+swept = replace(request, out=out / "swept", overrides=(*request.overrides, "train.max_steps=2"), sweep=sweep)
+results["sweep"] = finetune(swept, Silent())["best_folder"]
 if rank == 0:
     (out / "results.json").write_text(json.dumps(results))
 """
@@ -83,7 +84,7 @@ def refused(action, *parts, kind=ConfigError):
 
 request = replace(request, out=out)
 refused(lambda: finetune(request, Silent()), first + "differs from process 0", "examples of own (train): ")
-refused(lambda: sweep(request, ["learning_rate=1e-4,3e-4"], Silent()), "examples of own (train): ")
+refused(lambda: finetune(replace(request, sweep=sweep), Silent()), "examples of own (train): ")
 os.chdir(world / "0")
 odd = replace(request, overrides=(*request.overrides, "train.sequences_per_step=9"))
 refused(lambda: finetune(odd, Silent()), "train.sequences_per_step 9 cannot be divided evenly among 2 processes")

@@ -15,7 +15,7 @@ def test_the_blocks_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(ROOT)
     page = (ROOT / "docs" / "howto" / "python.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```$", page, flags=re.S | re.M)
-    assert len(blocks) == 7
+    assert len(blocks) == 8
     names: dict[str, Any] = {}
     for block in blocks:
         exec(compile(block, "python.md", "exec"), names)

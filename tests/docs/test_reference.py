@@ -24,7 +24,7 @@ from discern.objectives import objectives
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.contrastive import SIMILARITY_METRICS
-from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS
+from discern.tasks.retrieval import RETRIEVAL_METRICS
 from discern.training.metrics_log import HELD_OUT, read_metrics
 from discern.training.pretrain_config import load_pretrain_config
 from tests.objectives.test_conformance import batch, build, randomness

@@ -13,7 +13,7 @@ SAYS = {
     "encode": "): The village lies on the left bank of the river.",
     "detect_and_fill": "instead:",
     "score": "likelier: the first",
-    "finetune_and_predict": "person  1.00  The actor was born in 1931 and died in 1990.",
+    "finetune_and_predict": "person  0.99  The actor was born in 1931 and died in 1990.",
 }
 
 

@@ -11,173 +11,161 @@ from typing import Any
 import pytest
 import torch
 
-from discern.errors import ConfigError, DataError
-from discern.finetuning import seed as finetune_seed
-from discern.finetuning.folder import keep_precision, prepare_folder
-from discern.model_files.export import export
+from discern.errors import DataError
+from discern.finetuning.results import keep_precision, prepare_folder
 from discern.progress import Silent
 from discern.storage.output import OutputFolder
-from discern.training import loop
 from discern.training.distributed import Ranks
 from tests.small.run import make_run
-from tests.small.task import ROWS, Finetuning, prepare_finetuning, run, write_csv
+from tests.small.task import ROWS, Finetuning, Notes, finetune, prepare_finetuning, run, small_request, with_settings, write_csv
+from tests.tasks.data_folder import write
+
+ALONE = Ranks(0, 1, torch.device("cpu"))
 
 
-def test_what_is_complete_is_not_trained_again_and_seeds_can_be_added(request_: Finetuning) -> None:
-    run(request_)
-    before = (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns
-    results = run(replace(request_, seeds=2))
-    assert (request_.out / "seed-0" / "scores.json").stat().st_mtime_ns == before
-    assert len(results["scores"]) == 2
-    assert results["standard_deviation"] == 0.0
+@pytest.fixture(scope="module")
+def complete(tmp_path_factory: pytest.TempPathFactory, small_model: Path) -> Finetuning:
+    """A fine-tuning of one step, done."""
+    request = with_settings(small_request(small_model, tmp_path_factory.mktemp("complete")), "train.max_steps=1")
+    run(replace(request, baselines=False))
+    return replace(request, baselines=False)
 
 
-def test_another_task_or_model_or_setting_in_the_same_folder_is_refused(request_: Finetuning, tmp_path: Path) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=2"))
-    run(few)
-    with pytest.raises(ConfigError, match=r"optimizer\.learning_rate"):
-        run(replace(few, overrides=(*few.overrides, "optimizer.learning_rate=1e-5")))
-    make_run(tmp_path / "other", overrides=["model.hidden_size=16", "model.num_heads=2"])
-    with pytest.raises(DataError, match="a different model"):
-        run(replace(few, model=str(tmp_path / "other")))
-    glue = tmp_path / "RTE"
-    glue.mkdir()
-    lines = [
-        "index\tsentence1\tsentence2\tlabel",
-        *(f"{n}\tthe file\treads\tentailment\n{n}\ta\tb\tnot_entailment" for n in range(20)),
-    ]
-    (glue / "train.tsv").write_text("\n".join(lines) + "\n")
-    (glue / "dev.tsv").write_text("\n".join(lines) + "\n")
-    with pytest.raises(DataError, match="holds results of own, not of rte"):
-        run(replace(few, tasks=[("rte", glue)], overrides=("train.max_steps=2",)))
+@pytest.fixture
+def done(complete: Finetuning, tmp_path: Path) -> Finetuning:
+    """A copy of it, which a test may change."""
+    shutil.copytree(complete.out, tmp_path / "out")
+    return replace(complete, out=tmp_path / "out")
 
 
-def test_what_is_complete_is_not_taken_for_other_examples(request_: Finetuning) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    first = run(few)
-    record = json.loads((few.out / "finetuned.json").read_text())
-    assert first["digests"] == record["tasks"]["own"]["digests"]
-    assert (set(first["digests"]), first["debug"], record["debug"]) == ({"train", "dev"}, False, False)
-    with pytest.raises(ConfigError, match="was fine-tuned without --debug, on the whole files") as caught:
-        run(replace(few, debug=True))
-    assert str(few.out) in str(caught.value.hint)
-    write_csv(few.out.parent / "dev.csv", [*ROWS * 3, (ROWS[0][0], ROWS[1][1])])
-    with pytest.raises(DataError, match=r"the files have changed since \(own: dev\)"):
-        run(few)
+def test_complete_seeds_are_not_trained_again_and_can_be_added(done: Finetuning) -> None:
+    scores = done.out / "seed-0" / "scores.json"
+    before = scores.stat().st_mtime_ns
+    both = run(replace(done, seeds=2))
+    assert (both["seeds"], len(both["scores"])) == ([0, 1], 2)
+    notes = Notes()
+    again = finetune(done, notes)
+    assert (again["seeds"], again["scores"]) == ([0, 1], both["scores"])
+    assert f"{done.out} already holds seed 1; the results include it" in notes.lines
+    assert scores.stat().st_mtime_ns == before
+    record = json.loads((done.out / "finetuned.json").read_text())
+    assert both["digests"] == record["tasks"]["own"]["digests"]
+    assert (set(both["digests"]), both["debug"], record["debug"]) == ({"train", "dev"}, False, False)
 
 
-def test_a_seed_whose_weights_are_damaged_or_gone_is_not_called_complete(request_: Finetuning) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    run(few)
-    weights = few.out / "seed-0" / "model.safetensors"
-    good = weights.read_bytes()
-    weights.write_bytes(good[:-1] + b"\x00")
+def changed_dev(request: Finetuning, folder: Path) -> Finetuning:
+    dev = write_csv(folder / "dev.csv", [*ROWS * 3, (ROWS[0][0], ROWS[1][1])])
+    return with_settings(request, f"files.dev='{dev}'")
+
+
+def other_model(request: Finetuning, folder: Path) -> Finetuning:
+    make_run(folder / "other", overrides=["model.hidden_size=16", "model.num_heads=2"])
+    return replace(request, model=str(folder / "other"))
+
+
+def other_tokenizer(request: Finetuning, folder: Path) -> Finetuning:
+    shutil.copytree(request.model, folder / "cased")
+    path = folder / "cased" / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    tokenizer["normalizer"]["lowercase"] = False
+    path.write_text(json.dumps(tokenizer))
+    return replace(request, model=str(folder / "cased"))
+
+
+def other_task(request: Finetuning, folder: Path) -> Finetuning:
+    for split in ("train", "dev"):
+        write(folder / "chunk" / f"{split}.txt", "the DT B-NP", "reads VB O", "")
+    return replace(request, tasks=[("chunk", folder / "chunk")], overrides=("train.max_steps=1",))
+
+
+@pytest.mark.parametrize(
+    ("change", "difference"),
+    [
+        (lambda request, _: with_settings(request, "optimizer.learning_rate=1e-5"), r"optimizer\.learning_rate"),
+        (lambda request, _: replace(request, debug=True), "--debug"),
+        (changed_dev, "the examples of own, dev"),
+        (other_model, "the configuration of the encoder; the model"),
+        (other_tokenizer, "the tokenizer"),
+        (other_task, "files.label; .* layout of own; .* the tasks"),
+    ],
+)
+def test_another_fine_tuning_is_refused_and_replaced_if_asked_for(
+    done: Finetuning, tmp_path: Path, unverified: None, change: Any, difference: str
+) -> None:
+    other = change(done, tmp_path)
+    with pytest.raises(DataError, match=f"holds another fine-tuning, which differs in: {difference}") as error:
+        run(other)
+    assert error.value.hint == "choose another --out, or --overwrite"
+    assert run(done)["seeds"] == [0]
+    scores = done.out / "seed-0" / "scores.json"
+    before = scores.stat().st_mtime_ns
+    assert run(replace(other, overwrite=True))["seeds"] == [0]
+    assert scores.stat().st_mtime_ns > before
+    with pytest.raises(DataError, match="holds another fine-tuning"):
+        run(done)
+
+
+def test_damaged_or_missing_weights_are_noticed(done: Finetuning) -> None:
+    weights = done.out / "seed-0" / "model.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:-1] + b"\x00")
     with pytest.raises(DataError, match=r"seed-0/model\.safetensors is damaged or was edited"):
-        run(few)
+        run(done)
     weights.unlink()
-    with pytest.raises(DataError, match=r"seed-0/model\.safetensors is missing") as caught:
-        run(few)
-    assert f"remove {weights.parent}" in str(caught.value.hint)
+    with pytest.raises(DataError, match=rf"seed-0/model\.safetensors is missing.*\n.*remove {weights.parent}"):
+        run(done)
     shutil.rmtree(weights.parent)
-    run(few)
-    assert weights.read_bytes() == good
+    run(done)
+    assert weights.read_bytes() == content
 
 
-def test_one_rank_looks_and_writes_and_the_others_go_by_it(request_: Finetuning) -> None:
-    plan = prepare_finetuning(request_, Silent())
-    plan.out.mkdir()
-    write_csv(plan.out / "half-written.csv", ROWS)
+def test_two_processes_do_not_work_in_one_folder(done: Finetuning) -> None:
+    before = sorted(path.name for path in done.out.iterdir())
+    with OutputFolder(done.out) as other:
+        other.acquire()
+        with pytest.raises(DataError, match="another process is using"):
+            run(replace(done, seeds=2))
+    assert sorted(path.name for path in done.out.iterdir()) == before
 
-    class Second(Ranks):
-        def gather(self, value: Any, *, waits: bool = False) -> list[Any]:
-            return [said, value]
 
-    said: DataError | None = None
-    prepare_folder(plan, Second(1, 2, torch.device("cpu")), OutputFolder(plan.out))
-    said = DataError("no space")
-    with pytest.raises(DataError, match="no space"):
-        prepare_folder(plan, Second(1, 2, torch.device("cpu")), OutputFolder(plan.out))
+def test_a_folder_that_was_interrupted_at_the_start_is_continued_and_others_are_refused(done: Finetuning, tmp_path: Path) -> None:
+    begun, other = tmp_path / "begun", tmp_path / "other"
+    write(begun / "tokenizer.json", "{}")
+    write(begun / ".config.toml.partial", "[fine")
+    assert run(replace(done, out=begun))["seeds"] == [0]
+    write(other / "thesis.txt", "text")
     with pytest.raises(DataError, match="is not empty"):
-        prepare_folder(plan, Ranks(0, 1, torch.device("cpu")), OutputFolder(plan.out))
+        run(replace(done, out=other))
+
+
+class TwoRanks(Ranks):
+    """The rank 1 of two, of which rank 0 reports a problem."""
+
+    problem: DataError | None = None
+
+    def gather(self, value: Any, *, waits: bool = False) -> list[Any]:
+        return [self.problem, value]
+
+
+def test_one_rank_prepares_the_folder_and_the_others_follow_it(request_: Finetuning) -> None:
+    plan = prepare_finetuning(request_, Silent())
+    ranks = TwoRanks(1, 2, torch.device("cpu"))
+    write(plan.out / "half-written.csv", "text")
+    prepare_folder(plan, ranks, OutputFolder(plan.out))
+    ranks.problem = DataError("no space")
+    with pytest.raises(DataError, match="no space"):
+        prepare_folder(plan, ranks, OutputFolder(plan.out))
 
 
 def test_all_seeds_have_the_precision_that_was_measured_first(request_: Finetuning, monkeypatch: pytest.MonkeyPatch) -> None:
-    figures = {"float32": 1.0, "bfloat16": 0.5}
+    milliseconds = {"float32": 1.0, "bfloat16": 0.5}
     monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(figures))
-    auto = replace(request_, overrides=(*request_.overrides, "train.precision=auto"))
-    plan = prepare_finetuning(auto, Silent())
-    alone = Ranks(0, 1, torch.device("cpu"))
-    for again in (False, True):
+    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(milliseconds))
+    plan = prepare_finetuning(with_settings(request_, "train.precision=auto"), Silent())
+    for _ in range(2):
         with OutputFolder(plan.out) as folder:
-            prepare_folder(plan, alone, folder)
-        assert keep_precision(plan, alone) == "bfloat16", again
+            prepare_folder(plan, ALONE, folder)
+        assert keep_precision(plan, ALONE) == "bfloat16"
         record = json.loads((plan.out / "finetuned.json").read_text())
         assert record["arithmetic"]["precision_milliseconds"] == {"float32": 1.0, "bfloat16": 0.5}
-        figures["float32"] = 0.1
-
-
-def test_complete_seeds_stay_in_the_results_where_fewer_are_asked_for(request_: Finetuning) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    three = run(replace(few, seeds=3))
-    again = run(few)
-    assert (again["seeds"], again["scores"]) == ([0, 1, 2], three["scores"])
-
-
-def test_two_processes_do_not_work_in_one_folder(request_: Finetuning) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    run(few)
-    before = sorted(path.name for path in few.out.iterdir())
-    with OutputFolder(few.out) as other:
-        other.acquire()
-        with pytest.raises(DataError, match="another process is using"):
-            run(replace(few, seeds=2))
-    assert sorted(path.name for path in few.out.iterdir()) == before
-    assert len(run(replace(few, seeds=2))["scores"]) == 2
-
-
-def test_what_was_stopped_while_it_began_begins_again(request_: Finetuning) -> None:
-    few = replace(request_, overrides=(*request_.overrides, "train.max_steps=1"))
-    few.out.mkdir()
-    (few.out / "tokenizer.json").write_text("{}")
-    (few.out / ".config.toml.partial").write_text("[fine")
-    assert run(few)["seeds"] == [0]
-
-
-def test_the_same_weights_with_another_tokenizer_or_other_heads_are_another_model(
-    request_: Finetuning, small_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DISCERN_VERIFY", "0")  # the export is edited
-    folder = tmp_path / "export"
-    export(small_model, out=folder, progress=Silent(), warn=pytest.fail)
-    few = replace(request_, model=str(folder), overrides=(*request_.overrides, "train.max_steps=1"))
-    run(few)
-    tokenizer = (few.out / "tokenizer.json").read_bytes()
-    for name, changed, says in (
-        ("tokenizer.json", ('"lowercase":true', '"lowercase":false'), "a different tokenizer"),
-        ("config.json", ('"num_attention_heads": 2', '"num_attention_heads": 1'), "num_heads was 2, is 1"),
-    ):
-        text = (folder / name).read_text()
-        compact = json.dumps(json.loads(text), separators=(",", ":")) if name == "tokenizer.json" else text
-        assert changed[0] in compact
-        (folder / name).write_text(compact.replace(*changed))
-        with pytest.raises(DataError, match=says):
-            run(replace(few, seeds=2))
-        (folder / name).write_text(text)
-    assert (few.out / "tokenizer.json").read_bytes() == tokenizer
-    assert len(run(replace(few, seeds=2))["scores"]) == 2
-
-
-def test_a_seed_that_patience_ended_is_not_trained_on(request_: Finetuning, monkeypatch: pytest.MonkeyPatch) -> None:
-    more = ("train.evaluate_every_steps=2", "finetune.patience=2", "optimizer.learning_rate=0.5")
-    patient = replace(request_, overrides=(*request_.overrides, *more))
-
-    def cut(*_: object, **__: object) -> None:
-        raise KeyError("cut")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(finetune_seed, "_evaluate", cut)
-        with pytest.raises(KeyError, match="cut"):
-            run(patient)
-    monkeypatch.setattr(loop, "update", cut)
-    assert run(patient)["seeds"] == [0]
+        milliseconds["float32"] = 0.1

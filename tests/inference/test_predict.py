@@ -18,14 +18,15 @@ import discern
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference import predict as module
 from discern.inference.predict import predict
+from discern.inference.prediction_input import input_examples
 from discern.model_files.finetuned import FinetunedFolder
 from discern.progress import Silent
-from discern.tasks.prediction_input import input_examples
 from discern.tasks.supervised import outputs_of
 from tests.small.finetuned import MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, Made, make_finetuned
 
 TEXTS = ["the chef", "purple elephants ate the meal, and guests cooked", "hello", "naive guests 3,141"]
 CLASSES = Made("classification", SINGLE.labels.__class__(("0", "1")), ("accuracy",))
+PAIRED = replace(CLASSES, labels=replace(CLASSES.labels, pairs=True))
 
 
 @pytest.fixture(scope="module")
@@ -35,10 +36,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, made in {"single": SINGLE, "pair": PAIR, "multi": MULTI, "number": NUMBER, "tags": TAGS, "spans": SPANS}.items():
         make_finetuned(root / name, own=made)
     make_finetuned(root / "named", sst2=CLASSES)
-    make_finetuned(root / "qqp", qqp=CLASSES)
-    make_finetuned(root / "afqmc", afqmc=CLASSES)
+    make_finetuned(root / "qqp", qqp=PAIRED)
+    make_finetuned(root / "afqmc", afqmc=PAIRED)
     make_finetuned(root / "chnsenticorp", chnsenticorp=CLASSES)
-    make_finetuned(root / "characters", **{"weibo-ner": replace(TAGS, columns=None)})
+    make_finetuned(root / "characters", **{"weibo-ner": replace(TAGS, layout=None)})
     make_finetuned(root / "several", seeds=2, first=SINGLE, second=NUMBER)
     return root
 
@@ -183,7 +184,7 @@ def test_tagging_takes_lines_of_words_columns_and_tables(folders: Path, tmp_path
     assert said(folders / "tags", written(tmp_path / "c.txt", "the\nchef\ncooked\n"), format="conll")[0] == lines[0]
     table = csv(tmp_path / "a.jsonl", '{"words": ["the", "chef", "cooked"]}', '{"words": "hello"}')
     assert said(folders / "tags", table) == lines
-    with pytest.raises(ConfigError, match="cannot be read from standard input"):
+    with pytest.raises(ConfigError, match="is for files to tag, but this is standard input"):
         said(folders / "tags", Path("-"), format="conll")
     numbered = written(tmp_path / "d.conll", "1 科\n2 技\n")
     for columns, words in (({}, ["1", "2"]), ({"words": "1"}, ["科", "技"])):
@@ -249,8 +250,8 @@ def test_named_tasks_take_their_own_format_and_tables(folders: Path, tmp_path: P
     )
     pairs = csv(tmp_path / "p.csv", "question2,question1", "is it,what is it")
     ours = said(folders / "qqp", pairs)
-    assert said(folders / "qqp", csv(tmp_path / "t.tsv", "id\tquestion1\tquestion2", "0\twhat is it\tis it")) == ours
-    with pytest.raises(DataError, match=r"bad\.tsv:1: no column 'question1'"):
+    assert said(folders / "qqp", csv(tmp_path / "t.tsv", "nr\tquestion1\tquestion2", "0\twhat is it\tis it")) == ours
+    with pytest.raises(ConfigError, match=r"bad\.tsv: cannot recognize the column for --text; its columns: one, two"):
         said(folders / "qqp", csv(tmp_path / "bad.tsv", "one\ttwo", "a\tb"))
     with pytest.raises(ConfigError, match="cannot recognize the column for --pair"):
         said(folders / "qqp", csv(tmp_path / "a.txt", "one text"))

@@ -14,10 +14,10 @@ import pytest
 
 import discern
 from discern.cli.main import main
+from discern.data.tables import TableFormat, open_table
 from discern.errors import ConfigError, DataError
 from discern.inference.predict import predict
 from discern.progress import Silent
-from discern.tasks.readers.table import TableFormat, open_table
 from tests.small.finetuned import MULTI, NUMBER, SINGLE, SPANS, TAGS, make_finetuned
 
 TEXTS = ["the chef", 'purple "elephants", ate', "hello"]

@@ -15,9 +15,8 @@ from transformers import AutoModel, AutoTokenizer, BertConfig, BertForMaskedLM
 from discern.data.tokenizer import vocab_size
 from discern.doctor.files import accept_folder
 from discern.errors import CheckpointError, ConfigError, DataError, DiscernError
-from discern.finetuning.seed import encoder_of_preset, first_layers, fresh_encoder
 from discern.model_files.export import export
-from discern.model_files.folder import LoadedEncoder, holds_model, open_model
+from discern.model_files.folder import LoadedEncoder, choose_encoder, draw_weights, first_layers, holds_model, open_model
 from discern.model_files.hub import WEIGHTS_NAME
 from discern.model_files.huggingface import SETTINGS_NAME, network_to_huggingface
 from discern.models.base import build_embeddings, build_encoder
@@ -83,7 +82,8 @@ def test_a_run_and_its_export_hold_the_same(tying: str, head: str, tmp_path: Pat
             model.task_model()
     assert run.config == other.config
     assert run.encoder.source_fingerprint == other.encoder.source_fingerprint
-    assert fresh_encoder(run.encoder, 1).source_fingerprint == fresh_encoder(other.encoder, 1).source_fingerprint
+    fresh = [choose_encoder(str(model.folder), None, untrained=True, warn=pytest.fail) for model in models]
+    assert fresh[0].source_fingerprint == fresh[1].source_fingerprint
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,20 +201,21 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
 
 
 def test_an_untrained_encoder(tmp_path: Path) -> None:
-    like = opened(bert(tmp_path, 300)).encoder
-    make_noisy(like.encoder)
-    fresh = fresh_encoder(like, 3)
+    fresh = choose_encoder(str(bert(tmp_path, 300)), None, untrained=True, warn=pytest.fail)
     # The cut at two deviations leaves 0.88 of the range that config.json states.
     assert float(fresh.encoder.embeddings.weights.detach().std()) == pytest.approx(0.88 * 0.05, rel=0.05)
-    assert (fresh.trained, like.trained, fresh.encoder.training) == (False, True, False)
-    prints = [fresh_encoder(like, seed).source_fingerprint for seed in (3, 4)]
-    assert prints[0] == fresh.source_fingerprint != prints[1]
-    fresh.encoder.load_state_dict(like.encoder.state_dict())  # of the same sizes
-    preset = encoder_of_preset("tiny", tmp_path / "tokenizer.json", 0)
+    assert (fresh.trained, fresh.encoder.training) == (False, False)
+    words, drawn = fresh.encoder.embeddings.weights, fresh.encoder.embeddings.weights.detach().clone()
+    draw_weights(fresh.encoder, 1)
+    assert not torch.equal(words, drawn)
+    draw_weights(fresh.encoder, 0)
+    assert torch.equal(words, drawn)
+    fresh.encoder.load_state_dict(opened(tmp_path).encoder.encoder.state_dict())  # of the same sizes
+    preset = choose_encoder("tiny", tmp_path / "tokenizer.json", untrained=False, warn=pytest.fail)
+    assert not preset.trained
     assert preset.encoder.config == make_run(tmp_path / "run").networks()["discriminator"].encoder.config
-    assert fresh_encoder(preset, 0).source_fingerprint == preset.source_fingerprint
-    with pytest.raises(ConfigError, match="tinny"):
-        encoder_of_preset("tinny", tmp_path, 0)
+    with pytest.raises(DataError, match=r"(?s)no folder tinny.*'tiny'"):
+        choose_encoder("tinny", tmp_path, untrained=False, warn=pytest.fail)
 
 
 @pytest.mark.parametrize("kind", ["bert", "modernbert"])
@@ -235,5 +236,3 @@ def test_the_first_layers_compute_what_they_did_in_the_whole(kind: str, tmp_path
     assert len(part.encoder.repeated_blocks()) == part.encoder.config.num_layers == 2
     weights = dict(encoder.named_parameters())
     assert all(torch.equal(value, weights[name]) for name, value in part.encoder.named_parameters())
-    with pytest.raises(ConfigError, match="the encoder has 3"):
-        first_layers(loaded, 4)

@@ -31,8 +31,7 @@ from discern.models.config import ModelConfig, build_config
 from discern.progress import Silent
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.base import Labels
-from discern.tasks.readers.text_groups import GroupColumns
-from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, Made, make_finetuned
+from tests.small.finetuned import MODERN, MULTI, NUMBER, PAIR, SINGLE, SPANS, TAGS, XLNET, Made, columns, make_finetuned
 from tests.small.run import make_run
 from tests.small.tokenizers import HARD
 from tests.support import run_python
@@ -325,8 +324,7 @@ def test_sentence_transformers_gives_the_vectors_of_encode(
 
 
 def test_a_model_of_vectors_as_bert(tmp_path: Path) -> None:
-    columns: Any = GroupColumns("a", "b")
-    own = Made("pairs", Labels(kind="vectors", pairs=True), ("recall_at_1",), columns)
+    own = Made("pairs", Labels(kind="vectors", pairs=True), ("recall_at_1",), columns("pairs", text="a", pair="b"))
     exported(make_finetuned(tmp_path / "model", model=WIDE, own=own), tmp_path / "out", **AS_BERT)
     ours, theirs = (discern.load(tmp_path / name).encode(TEXTS) for name in ("model", "out"))
     np.testing.assert_allclose(theirs, ours, atol=1e-5)

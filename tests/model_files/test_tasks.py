@@ -106,7 +106,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name.startswith("xlnet") and name != "xlnet-dense":
             change(root / name / "finetuned.json", frame="cls-last")
         exported(root / name, root / f"{name}-out")
-    make_finetuned(root / "several", seeds=2, first=SINGLE, sst2=Made("classification", PAIR.labels, ("accuracy",)))
+    make_finetuned(root / "several", seeds=2, first=SINGLE, sst2=Made("classification", Labels(("no", "yes")), ("accuracy",)))
     return root
 
 
@@ -347,6 +347,10 @@ def test_what_an_export_tells(folders: Path, tmp_path: Path) -> None:
         assert line in card, line
     for hidden in ("/home/", str(folders), "epochs"):
         assert hidden not in card
+    named = make_finetuned(tmp_path / "answers", squad1=replace(SPANS, layout=None))
+    card = (exported(named, tmp_path / "named").folder / "README.md").read_text()
+    assert "| Task | squad1, published at rajpurkar.github.io/SQuAD-explorer, license CC BY-SA 4.0 |" in card
+    assert "of the text that the model was fine-tuned on" not in card
     assert config_of(folders / "modern-mean-out")["classifier_pooling"] == "mean"
     labels = config_of(folders / "tags-out")["id2label"]
     assert list(labels.values()) == ["B-X", "I-X", "I-X", "O", "B-X"], "BIO of BIOES"

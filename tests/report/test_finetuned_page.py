@@ -57,13 +57,16 @@ def test_baselines_stand_beside_the_scores_and_a_verdict_below(done: tuple[Path,
         assert each["title"] in html
         assert f"{each['metrics']['accuracy']:.4f}" in html
     write_recorded(tmp_path, {"config.toml": (folder / "config.toml").read_bytes()})
-    for changed, shown in (({"beats_baselines": False, "best_baseline": "majority"}, True), ({"beats_baselines": True}, False)):
+    for verdict, sentence in (
+        ("undecided", "Compared to the most frequent class (accuracy 0.5385): no difference that 13 examples can show."),
+        ("worse", "The model does not reach the most frequent class (accuracy 0.5385): the difference is -0.3000, "),
+    ):
+        comparison = {"metric": "accuracy", "difference": -0.3, "interval": [-0.5, -0.1], "verdict": verdict}
+        changed = {"best_baseline": "majority", "comparison": comparison}
         write_recorded(tmp_path, {"results.json": json.dumps(results | changed)})
-        html = report_finetuned(tmp_path, None).read_text(encoding="utf-8")
-        assert ("The model does not beat the most frequent class (0.5385)." in html) == shown
-    # Results from before there were baselines.
-    old = {key: value for key, value in results.items() if "baseline" not in key}
-    write_recorded(tmp_path, {"results.json": json.dumps(old)})
+        assert sentence in report_finetuned(tmp_path, None).read_text(encoding="utf-8")
+    without = {"baselines": {}, "best_baseline": None, "comparison": None}  # --no-baselines
+    write_recorded(tmp_path, {"results.json": json.dumps(results | without)})
     assert "Baseline" not in report_finetuned(tmp_path, None).read_text(encoding="utf-8")
 
 

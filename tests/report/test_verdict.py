@@ -84,26 +84,27 @@ def test_a_verdict_on_a_task() -> None:
         "split": "dev",
         "metrics": {"accuracy": 0.8125},
         "baselines": {"majority": {"title": "the most frequent class", "metrics": {"accuracy": 0.5}}},
-        "beats_baselines": True,
+        "best_baseline": "majority",
+        "comparison": {"metric": "accuracy", "difference": 0.3125, "interval": [0.25, 0.37], "verdict": "better"},
+        "interval": [0.766, 0.851],
     }
     mistakes = [{"gold": "bad", "label": "good"}] * 3 + [{"gold": "good", "label": "bad"}]
-    score, confusion = task_verdict("own", entry, mistakes, None)
+    score, confusion = task_verdict("own", entry, mistakes)
     assert score == (
-        "own: accuracy 0.812 on 320 examples (dev), which beats every simple baseline (the best, the most frequent class: 0.500)."
+        "own: accuracy 0.812 on 320 examples (dev, 95 % interval 0.766 to 0.851). The model beats the most frequent class "
+        "(accuracy 0.5000): the difference is +0.3125, 95 % interval +0.2500 to +0.3700."
     )
     assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (3 of 4 mistakes)."
-    (_, confusion) = task_verdict("own", entry, mistakes * 2500, None)
+    (_, confusion) = task_verdict("own", entry, mistakes * 2500)
     assert confusion == "The most frequent mistake: 'bad' predicted as 'good' (7,500 of the worst 10,000 mistakes)."
-    assert task_verdict("own", entry, [], "The model does not beat X (0.9).")[0].endswith(
-        "(dev). The model does not beat X (0.9)."
-    )
-    spans = entry | {"metrics": {"f1": 0.4, "precision": 0.6, "recall": 0.3}, "baselines": {}}
-    assert task_verdict("own", spans, [RECORD], None)[1:] == [
+    spans = entry | {"metrics": {"f1": 0.4, "precision": 0.6, "recall": 0.3}, "comparison": None}
+    assert task_verdict("own", spans | {"interval": None}, [])[0] == "own: accuracy 0.812 on 320 examples (dev)."
+    assert task_verdict("own", spans, [RECORD])[1:] == [
         "It finds 30% of the spans, and 60% of the spans it marks are correct.",
         "Most often missed: LOC (2 of 2 missed spans).",
     ]
-    assert task_verdict("own", spans, [RECORD] * 10_000, None)[2].endswith("missed spans in the worst 10,000 mistakes).")
-    assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [], None)[0]
+    assert task_verdict("own", spans, [RECORD] * 10_000)[2].endswith("missed spans in the worst 10,000 mistakes).")
+    assert "no seed has a score" in task_verdict("own", entry | {"median": None}, [])[0]
 
 
 def test_the_last_evaluation_is_compared_with_guessing_and_with_what_is_usual() -> None:

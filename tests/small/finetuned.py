@@ -11,18 +11,15 @@ from typing import Any
 import torch
 
 from discern.data.tokenizer import fingerprint, vocab_size
-from discern.finetuning.folder import make_record
-from discern.finetuning.seed import encoder_of_preset, write_weights
-from discern.finetuning.user_files import Columns, UserFileSource
-from discern.model_files.finetuned import seed_folder
-from discern.model_files.folder import LoadedEncoder
+from discern.finetuning.run import write_weights
+from discern.model_files.finetuned import make_record, seed_folder
+from discern.model_files.folder import LoadedEncoder, choose_encoder
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.storage.checksums import write_json, write_recorded
 from discern.tasks import families
 from discern.tasks import tasks as registry
-from discern.tasks.base import Labels, Source, Task
-from discern.tasks.readers.user_columns import ClassificationColumns, QuestionColumns, TaggingColumns
+from discern.tasks.base import Definition, Labels, Layout, Task
 from discern.tasks.supervised import supervised
 from tests.parity.small_networks import make_noisy
 from tests.small.tokenizers import small_tokenizer
@@ -30,40 +27,46 @@ from tests.small.tokenizers import small_tokenizer
 
 @dataclass(frozen=True)
 class Made:
-    """One task of a fine-tuned folder: a named one, or one's own from its columns."""
+    """One task of a fine-tuned folder: a named one, or that of a file with this layout."""
 
     family: str
     labels: Labels
     metrics: tuple[str, ...]
-    columns: Columns | None = None
+    layout: Layout | None = None
     settings: Mapping[str, Any] | None = None
 
 
-SINGLE = Made("classification", Labels(("bad", "good", "so-so")), ("accuracy",), ClassificationColumns("review", label="stars"))
-PAIR = Made("classification", Labels(("no", "yes")), ("accuracy",), ClassificationColumns("a", "b", "same"))
-MULTI = Made(
+def columns(kind: str = "label", **names: str) -> Layout:
+    """The layout of a table with these columns, by role."""
+    return Layout({role: (name,) for role, name in names.items()}, kind=kind)
+
+
+SINGLE = Made("classification", Labels(("bad", "good", "so-so")), ("accuracy",), columns(text="review", label="stars"))
+PAIR = Made(
     "classification",
-    Labels(("old", "red"), "multi"),
-    ("micro_f1",),
-    ClassificationColumns("text", label="labels", kind="labels"),
+    Labels(("no", "yes"), pairs=True),
+    ("accuracy",),
+    columns(text="a", pair="b", label="same"),
+    {"pooling": "cls"},
 )
+MULTI = Made("classification", Labels(("old", "red"), "multi"), ("micro_f1",), columns("labels", text="text", label="labels"))
 NUMBER = Made(
     "classification",
     Labels((), "number", scale=2.5, shift=3.0),
     ("pearson",),
-    ClassificationColumns("text", label="score", kind="number"),
+    columns("number", text="text", label="score"),
 )
 TAGS = Made(
     "tagging",
     Labels(("B-X", "E-X", "I-X", "O", "S-X"), "tags", scheme="iob2"),
     ("f1", "precision", "recall", "accuracy"),
-    TaggingColumns("words", "tags"),
+    columns(words="words", tags="tags"),
 )
 SPANS = Made(
     "squad1",
     Labels((), "spans"),
     ("exact_match", "f1"),
-    QuestionColumns("question", "context", "answer"),
+    columns(question="question", context="context", answer="answer"),
     {"head": "span", "sequence_length": 48},
 )
 
@@ -86,19 +89,19 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
     tokenizer, path = small_tokenizer("wordpiece, lower-cased"), folder / "tokenizer.json"
     tokenizer.save(str(path))
     if model is None:
-        loaded = encoder_of_preset("tiny", path, 0)
+        loaded = choose_encoder("tiny", path, untrained=False, warn=print)
     else:
         words = build_embeddings(vocab_size(tokenizer), model.embedding_size, model)
         loaded = LoadedEncoder(build_encoder(words, model), path, 32, "made by hand")
     tasks: dict[str, Task[Any]] = {}
-    sources: dict[str, Source[Any]] = {}
+    definitions: dict[str, Definition[Any]] = {}
     for name, each in made.items():
         family = families.load(each.family)
         config = family.Config(**{"sequence_length": 32, **(each.settings or {})})
         tasks[name] = family(name, config, each.metrics, each.labels)
-        sources[name] = UserFileSource(each.columns) if each.columns else registry.load(name).source
-    files = {name: {"train": f"{name}.csv"} for name in tasks}
-    record = make_record(loaded, tasks, files, sources)
+        definitions[name] = Definition(name, family, (), layout=each.layout) if each.layout else registry.load(name)
+    files = {name: {"train": f"{name}.train"} for name in tasks}
+    record = make_record(loaded, tasks, definitions, files)
     for entry in record["tasks"].values():
         entry["digests"] = {}
     record |= {"debug": False, "tokenizer_fingerprint": fingerprint(tokenizer), "language": "de", "text_license": "CC0"}
@@ -112,7 +115,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
         write_weights(seed_folder(folder, seed), objective)
         scores.append(0.5 + seed / 10)
         judged: dict[str, Any] = {"tasks": {name: {each.metrics[0]: scores[-1]} for name, each in made.items()}}
-        judged |= {"steps": 60, "epochs": 26.6, "kept_step": 40, "seconds": 1.0, "padding_fraction": 0.25}
+        judged |= {"steps": 60, "passes": 26.6, "kept_step": 40, "seconds": 1.0, "padding_fraction": 0.25}
         write_json(seed_folder(folder, seed) / "scores.json", judged)
     entries = {
         name: {
@@ -134,6 +137,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
     }
     several = {"task": "+".join(entries), "tasks": entries} if len(entries) > 1 else {}
     results = {**next(iter(entries.values())), **several, "best_seed": seeds - 1, "seeds": list(range(seeds))}
+    results |= {"passes": 26.6, "kept_step": 40, "padding_fraction": 0.25}
     settings: dict[str, Any] = {"optimizer.learning_rate": 3e-4, "train.max_steps": 60, "files.train": "/home/somebody/train.csv"}
     settings |= {
         "finetune.recipe": "electra",

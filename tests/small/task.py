@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from discern.finetuning import plan as planning
 from discern.finetuning import run as finetuning
-from discern.finetuning import sweep as sweeping
-from discern.finetuning.seed import FinetunePlan
+from discern.finetuning.plan import FinetunePlan
 from discern.finetuning.settings import Recipe
+from discern.model_files.folder import choose_encoder
 from discern.progress import Progress, Silent
 
 ROWS = [("the model reads the file", "good"), ("a tensor of shape", "bad"), ("returns none", "so-so")]
@@ -20,7 +21,7 @@ FAST = ("train.max_steps=60", "optimizer.learning_rate=3e-3", "finetune.dropout=
 
 @dataclass(frozen=True)
 class Finetuning:
-    """Arguments of `discern.finetune.run.finetune`."""
+    """Arguments of `discern.finetuning.run.finetune`."""
 
     model: str
     out: Path
@@ -35,26 +36,35 @@ class Finetuning:
     debug: bool = False
     device: str = "auto"
     baselines: bool = True
+    overwrite: bool = False
+    sweep: Sequence[str] = ()
+
+
+class Notes(Silent):
+    """Collects the messages."""
+
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+
+    def note(self, message: str) -> None:
+        self.lines.append(message)
 
 
 def finetune(request: Finetuning, progress: Progress) -> dict[str, Any]:
     return finetuning.finetune(**vars(request), progress=progress)
 
 
-def sweep(request: Finetuning, axes: Sequence[str], progress: Progress) -> dict[str, Any]:
-    return sweeping.sweep(axes=axes, **vars(request), progress=progress)
-
-
 def prepare_finetuning(request: Finetuning, progress: Progress) -> FinetunePlan:
     """What `finetune` does before it trains."""
-    finetuning.check_folders(request.model, request.out, request.tasks, request.submission)
-    loaded = finetuning.choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
-    settings = {name: getattr(request, name) for name in ("tasks", "config", "overrides", "recipe")}
-    resolved = finetuning.resolve_finetuning(loaded, **settings)
+    loaded = choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
+    settings = planning.resolve_settings(loaded, request.tasks, request.config, request.overrides, request.recipe, progress)
     submits = request.submission is not None
-    return finetuning.prepare_finetuning(
-        loaded, resolved, out=request.out, debug=request.debug, submits=submits, progress=progress
-    )
+    return planning.read_rows(loaded, settings, request.out, progress, debug=request.debug, submits=submits)
+
+
+def with_settings(request: Finetuning, *overrides: str) -> Finetuning:
+    """The request with further settings."""
+    return replace(request, overrides=(*request.overrides, *overrides))
 
 
 def write_csv(path: Path, rows: list[tuple[str, ...]], header: tuple[str, ...] = ("review", "stars")) -> Path:

@@ -2,145 +2,110 @@
 
 from __future__ import annotations
 
-import numpy as np
+from dataclasses import replace
+
 import pytest
 import torch
 from torch.nn import functional as F
 
-from discern.tasks.answer_heads import JointHead, SpanHead, allowed_positions
-from tests.tasks.question_support import question_batch, task_rows
+from discern.tasks.answer_heads import JointHead, SpanHead
+from discern.tasks.features import TaskRows
+from tests.support import make_batch
 
-BATCH = question_batch([2, 1, 3], [5, 6, 2])
-ALLOWED = [[0, 4, 5, 6, 7, 8, 9], [0, 3, 4, 5, 6, 7, 8, 9], [0, 5, 6, 7]]
-START, END = torch.tensor([4, 0, 5]), torch.tensor([6, 0, 5])
+# [CLS] question [SEP] window [SEP]
+BATCH = replace(
+    make_batch([[2, 5, 5, 3, 6, 6, 6, 3], [2, 5, 3, 6, 6, 3]]),
+    token_type_ids=torch.tensor([[0] * 4 + [1] * 4, [0] * 3 + [1] * 3 + [0] * 2]),
+)
+ALLOWED = [[0, 4, 5, 6, 7], [0, 3, 4, 5]]
+TARGETS = {"start": torch.tensor([4, 0]), "end": torch.tensor([6, 0]), "impossible": torch.tensor([0.0, 1.0])}
 WIDTH = 6
+HIDDEN = torch.randn(2, 8, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def joint_head(beam: int = 20, weight: float | None = 0.5) -> tuple[JointHead, torch.Tensor]:
+def task_rows(targets: dict[str, torch.Tensor]) -> TaskRows:
+    return TaskRows("task", torch.arange(2), torch.arange(2), targets)
+
+
+def joint_head(beam: int = 20, weight: float | None = 0.5) -> JointHead:
     torch.manual_seed(0)
-    return JointHead(WIDTH, beam, weight).eval(), torch.randn(3, BATCH.input_ids.shape[1], WIDTH)
+    return JointHead(WIDTH, beam, weight).eval()
 
 
-def pair_logit(head: JointHead, start: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-    return head.end(F.gelu(head.end_inner(torch.cat([start, token]))))[0]
+def start_scores(head: JointHead, row: int) -> torch.Tensor:
+    """Log-probability of a start at each allowed position of a row."""
+    return head.start(HIDDEN[row, ALLOWED[row]])[:, 0].log_softmax(0)
 
 
-def log_probabilities(logits: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
-    total = torch.stack(list(logits.values())).logsumexp(0)
-    return {place: logit - total for place, logit in logits.items()}
-
-
-def test_allowed_positions() -> None:
-    allowed = allowed_positions(BATCH.attention_mask, BATCH.token_type_ids)
-    assert [row.nonzero().flatten().tolist() for row in allowed] == ALLOWED
+def end_scores(head: JointHead, row: int, start: int) -> torch.Tensor:
+    pairs = torch.stack([torch.cat([HIDDEN[row, start], HIDDEN[row, position]]) for position in ALLOWED[row]])
+    return head.end(F.gelu(head.end_inner(pairs)))[:, 0].log_softmax(0)
 
 
 def test_joint_loss_by_hand() -> None:
-    head, hidden = joint_head()
-    impossible = torch.tensor([0.0, 1.0, 0.0])
-    expected = torch.zeros(())
-    nulls = []
-    for row, places in enumerate(ALLOWED):
-        starts = log_probabilities({place: head.start(hidden[row, place])[0] for place in places})
-        ends = log_probabilities({place: pair_logit(head, hidden[row, START[row]], hidden[row, place]) for place in places})
-        expected = expected - (starts[int(START[row])] + ends[int(END[row])]) / 2
-        mean = sum(starts[place].exp() * hidden[row, place] for place in places)
-        null = head.answerable(F.gelu(head.answerable_inner(torch.cat([hidden[row, 0], mean]))))[0]
-        nulls.append(null)
-        expected = expected - 0.5 * F.logsigmoid(null if impossible[row] else -null)
-    loss, said = head(hidden, BATCH, task_rows(3, start=START, end=END, impossible=impossible))
+    head, expected, nulls = joint_head(), torch.zeros(()), []
+    for row, positions in enumerate(ALLOWED):
+        start, end, impossible = (int(TARGETS[name][row]) for name in ("start", "end", "impossible"))
+        starts, ends = start_scores(head, row), end_scores(head, row, start)
+        mean = starts.exp() @ HIDDEN[row, positions]
+        nulls.append(head.answerable(F.gelu(head.answerable_inner(torch.cat([HIDDEN[row, 0], mean]))))[0])
+        expected = expected - (starts[positions.index(start)] + ends[positions.index(end)]) / 2
+        expected = expected - 0.5 * F.logsigmoid(nulls[row] if impossible else -nulls[row])
+    loss, outputs = head(HIDDEN, BATCH, task_rows(TARGETS))
     torch.testing.assert_close(loss, expected)
-    torch.testing.assert_close(said["null"], torch.stack(nulls))
+    torch.testing.assert_close(outputs["null"], torch.stack(nulls))
+    assert "null" not in joint_head(weight=None)(HIDDEN, BATCH, task_rows(TARGETS))[1]
     loss.backward()
     for name, parameter in head.named_parameters():
-        assert parameter.grad is not None, name
         # A bias that shifts the scores of all positions alike has the gradient zero, but for rounding.
+        assert parameter.grad is not None
         assert parameter.grad.any() or name in ("start.bias", "end.bias"), name
+
+
+def check_best(outputs: dict[str, torch.Tensor], name: str, index: tuple[int, ...], scores: torch.Tensor, count: int) -> None:
+    """Check that the first `count` outputs are the best positions with their scores."""
+    best = scores.topk(count)
+    assert outputs[f"{name}s"][index][:count].tolist() == [ALLOWED[index[0]][number] for number in best.indices]
+    torch.testing.assert_close(outputs[f"{name}_scores"][index][:count], best.values)
 
 
 @torch.no_grad()
 def test_joint_search_gives_the_probabilities_of_pairs() -> None:
-    head, hidden = joint_head(beam=20)
-    loss, said = head(hidden, BATCH, task_rows(3))
+    head = joint_head()
+    loss, outputs = head(HIDDEN, BATCH, task_rows({}))
     assert loss is None
-    for row, places in enumerate(ALLOWED):
-        starts = log_probabilities({place: head.start(hidden[row, place])[0] for place in places})
-        order = sorted(places, key=lambda place: -float(starts[place]))
-        assert said["starts"][row, : len(places)].tolist() == order
-        for number, start in enumerate(order):
-            ends = log_probabilities({place: pair_logit(head, hidden[row, start], hidden[row, place]) for place in places})
-            found = dict(zip(said["ends"][row, number].tolist(), said["end_scores"][row, number].tolist(), strict=True))
-            for place in places:
-                assert found[place] == pytest.approx(float(ends[place]), abs=1e-5)
-            assert said["start_scores"][row, number] == pytest.approx(float(starts[start]), abs=1e-5)
-    smaller = JointHead(WIDTH, 3, 0.5).eval()
-    smaller.load_state_dict(head.state_dict())
-    few = smaller(hidden, BATCH, task_rows(3))[1]
-    assert few["ends"].shape == (3, 3, 3)
-    torch.testing.assert_close(few["end_scores"], said["end_scores"][:, :3, :3])
+    for row, positions in enumerate(ALLOWED):
+        check_best(outputs, "start", (row,), start_scores(head, row), len(positions))
+        for number, start in enumerate(outputs["starts"][row, : len(positions)].tolist()):
+            check_best(outputs, "end", (row, number), end_scores(head, row, start), len(positions))
+    few = joint_head(beam=3)(HIDDEN, BATCH, task_rows({}))[1]
+    torch.testing.assert_close(few["end_scores"], outputs["end_scores"][:, :3, :3])
 
 
-def test_without_impossible_questions_nothing_says_that_there_is_no_answer() -> None:
-    head, hidden = joint_head(weight=None)
-    loss, said = head(hidden, BATCH, task_rows(3, start=START, end=END))
-    assert loss is not None
-    assert "null" not in said
-    assert not any("answerable" in name for name, _ in head.named_parameters())
-
-
+@torch.no_grad()
 def test_span_head_by_hand() -> None:
     torch.manual_seed(1)
-    head, hidden = SpanHead(WIDTH, 4).eval(), torch.randn(3, BATCH.input_ids.shape[1], WIDTH)
-    loss, said = head(hidden, BATCH, task_rows(3, start=START, end=END))
-    logits = head.output(hidden)
-    expected = torch.zeros(())
-    for row, places in enumerate(ALLOWED):
-        for output, gold, name in ((0, START, "start"), (1, END, "end")):
-            each = {place: logits[row, place, output] for place in places}
-            expected = expected - log_probabilities(each)[int(gold[row])] / 2
-            order = [places[place] for place in torch.stack(list(each.values())).argsort(descending=True)[:4]]
-            assert said[f"{name}s"][row].tolist() == order
-            torch.testing.assert_close(said[f"{name}_scores"][row], torch.stack([each[place] for place in order]).detach())
-        torch.testing.assert_close(said["null"][row], logits[row, 0].sum().detach())
-    torch.testing.assert_close(loss, expected)
-
-
-def test_span_head_is_that_of_hugging_face() -> None:
-    transformers = pytest.importorskip("transformers")
-    torch.manual_seed(2)
-    config = transformers.ElectraConfig(
-        vocab_size=20, embedding_size=8, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8
-    )
-    theirs = transformers.ElectraForQuestionAnswering(config).eval()
-    ours = SpanHead(8, BATCH.input_ids.shape[1]).eval()
-    ours.output.load_state_dict(theirs.qa_outputs.state_dict())
-    with torch.no_grad():
-        output = theirs(BATCH.input_ids, BATCH.attention_mask, BATCH.token_type_ids, output_hidden_states=True)
-        said = ours(output.hidden_states[-1], BATCH, task_rows(3))[1]
-    for row, places in enumerate(ALLOWED):
-        for name, logits in (("start", output.start_logits), ("end", output.end_logits)):
-            found = dict(zip(said[f"{name}s"][row].tolist(), said[f"{name}_scores"][row].tolist(), strict=True))
-            np.testing.assert_allclose([found[place] for place in places], logits[row, places].numpy(), atol=1e-6)
+    head, expected = SpanHead(WIDTH, 4).eval(), 0.0
+    loss, outputs = head(HIDDEN, BATCH, task_rows(TARGETS))
+    for row, positions in enumerate(ALLOWED):
+        for name, logits in zip(("start", "end"), head.output(HIDDEN[row, positions]).unbind(-1), strict=True):
+            expected -= float(logits.log_softmax(0)[positions.index(int(TARGETS[name][row]))]) / 2
+            check_best(outputs, name, (row,), logits, 4)
+        torch.testing.assert_close(outputs["null"][row], head.output(HIDDEN[row, 0]).sum())
+    assert float(loss) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("head", [JointHead(WIDTH, 3, 0.5), SpanHead(WIDTH, 3)])
 @pytest.mark.parametrize("training", [True, False])
-def test_no_rows_at_all(head: JointHead | SpanHead, training: bool) -> None:
-    nothing = torch.zeros(0, dtype=torch.int64)
-    head.train(training)
-    loss, said = head(
-        torch.zeros(0, BATCH.input_ids.shape[1], WIDTH),
-        BATCH.rows(0, 0),
-        task_rows(0, start=nothing, end=nothing, impossible=nothing.float()),
-    )
-    assert loss is not None
-    assert loss.item() == 0
-    assert bool(said) is not training
+def test_a_batch_without_rows_of_the_task(head: JointHead | SpanHead, training: bool) -> None:
+    rows = task_rows(TARGETS).between(0, 0)
+    loss, outputs = head.train(training)(HIDDEN[:0], BATCH.rows(0, 0), rows)
+    assert loss == 0
+    assert bool(outputs) is not training
 
 
 def test_in_half_precision() -> None:
-    head, hidden = joint_head()
     with torch.autocast("cpu", torch.bfloat16):
-        loss, said = head(hidden.bfloat16(), BATCH, task_rows(3, start=START, end=END, impossible=torch.zeros(3)))
-    assert loss.dtype == said["end_scores"].dtype == torch.float32
+        loss, outputs = joint_head()(HIDDEN.bfloat16(), BATCH, task_rows(TARGETS))
+    assert loss.dtype == outputs["end_scores"].dtype == torch.float32
     assert torch.isfinite(loss)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,12 @@ from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.initialization import initialize
 from discern.tasks import contrastive_objective
-from discern.tasks.base import Labels, TextEncoder
+from discern.tasks.base import Labels, Reading, TextEncoder, TextGroup
 from discern.tasks.contrastive import SIMILARITY_METRICS, Contrastive, ContrastiveConfig
 from discern.tasks.contrastive_objective import ContrastiveObjective
-from discern.tasks.examples import Reading, TextGroup
-from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
-from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
-from discern.tasks.supervised import Split, outputs_of, supervised
+from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder
+from discern.tasks.retrieval import RETRIEVAL_METRICS, retrieval_scores
+from discern.tasks.supervised import outputs_of, supervised
 from tests.processes import run_ranks
 from tests.small.tokenizers import small_tokenizer
 
@@ -46,8 +46,8 @@ def task(metrics: tuple[str, ...] = RETRIEVAL_METRICS, **config: Any) -> Contras
 
 def encoder(kind: str = "bert", dropout: float = 0.0) -> Encoder:
     sizes: dict[str, Any] = {"num_layers": 2, "hidden_size": 32, "embedding_size": 32, "num_heads": 2, "feedforward_size": 48}
-    local = {"local_window": 8} if kind == "modernbert" else {}
-    config = build_config(encoder=kind, hidden_dropout=dropout, attention_dropout=dropout, **sizes, **local)
+    sizes |= {"local_window": 8} if kind == "modernbert" else {}
+    config = build_config(encoder=kind, hidden_dropout=dropout, attention_dropout=dropout, **sizes)
     built = build_encoder(build_embeddings(vocab_size(TOKENIZER), config.embedding_size, config), config)
     initialize(built, torch.Generator().manual_seed(0), config)
     return built
@@ -82,37 +82,25 @@ def step(made: ContrastiveObjective, groups: Sequence[TextGroup] = GROUPS) -> tu
 
 
 @pytest.mark.parametrize(("kind", "frame"), [("bert", "cls-first"), ("xlnet", "cls-last"), ("modernbert", "cls-first")])
-@pytest.mark.parametrize("pooling", ["mean-all", "mean", "cls"])
-def test_the_vector_of_a_text_does_not_depend_on_the_other_texts(kind: str, frame: str, pooling: str) -> None:
+@pytest.mark.parametrize(("pooling", "part"), [("mean-all", slice(None)), ("mean", slice(1, -1)), ("cls", slice(0, 1))])
+def test_the_vector_of_a_text_is_the_mean_of_some_states_of_it_alone(kind: str, frame: str, pooling: str, part: slice) -> None:
     made = objective(kind, frame=frame, pooling=pooling)
     together, _ = outputs_of(made, "pairs", features_of(GROUPS))
-    for group, found in zip(GROUPS, together, strict=True):
-        for place, text in enumerate(group.texts):
-            (alone,), _ = outputs_of(made, "pairs", task().encode([TextGroup("0", (text,))], TEXT, labeled=False))
-            np.testing.assert_allclose(found["vectors"][place], alone["vectors"][0], atol=2e-6)
+    for group, output in zip(GROUPS, together, strict=True):
+        for vector, text in zip(output["vectors"], group.texts, strict=False):
+            ids = torch.tensor([[TEXT.special.cls, *TEXT.ids([text])[0], TEXT.special.sep]])
+            with torch.no_grad():
+                states = made.hidden_states(ids, None, torch.zeros_like(ids))[0]
+            np.testing.assert_allclose(vector, states[part].mean(0), atol=2e-6)
 
 
-@pytest.mark.parametrize(("pooling", "part"), [("mean-all", slice(None)), ("mean", slice(1, -1)), ("cls", slice(0, 1))])
-def test_the_vector_is_the_mean_of_some_states(pooling: str, part: slice) -> None:
-    made = objective(pooling=pooling)
-    (found,), _ = outputs_of(made, "pairs", task().encode([TextGroup("0", ("the model",))], TEXT, labeled=False))
-    ids = [TEXT.special.cls, *TEXT.ids(["the model"])[0], TEXT.special.sep]
-    with torch.no_grad():
-        states = made.eval().encoder(torch.tensor([ids]))[0]
-    np.testing.assert_allclose(found["vectors"][0], states[part].mean(0), atol=1e-6)
-
-
-@pytest.mark.parametrize("plain", [False, True])
-@pytest.mark.parametrize("kind", ["bert", "modernbert"])
-def test_cached_gradients_are_the_direct_ones(kind: str, plain: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    if plain:
-        monkeypatch.setattr(kernels, "usable", lambda *_, **__: False)
-    direct_loss, direct = step(objective(kind))
-    cached_loss, cached = step(objective(kind, texts_per_pass=3))
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-4), (torch.float64, 1e-9)])
+@pytest.mark.parametrize(("kind", "groups"), [("bert", GROUPS), ("modernbert", JUDGED)])
+def test_cached_gradients_are_the_direct_ones(kind: str, groups: list[TextGroup], dtype: torch.dtype, tolerance: float) -> None:
+    direct_loss, direct = step(objective(kind).to(dtype), groups)
+    cached_loss, cached = step(objective(kind, texts_per_pass=3).to(dtype), groups)
     assert cached_loss == pytest.approx(direct_loss, rel=1e-5)
-    assert cached.keys() == direct.keys()
-    for name in direct:
-        torch.testing.assert_close(cached[name], direct[name], atol=1e-5, rtol=1e-4, msg=name)
+    torch.testing.assert_close(cached, direct, atol=tolerance, rtol=tolerance)
 
 
 @pytest.mark.parametrize("plain", [False, True])
@@ -133,73 +121,74 @@ def test_a_repeated_pass_drops_the_same_units(plain: bool, monkeypatch: pytest.M
 
 
 def test_a_text_twice_has_two_vectors_by_dropout_alone() -> None:
-    twice = [TextGroup(str(n), (group.texts[0], group.texts[0])) for n, group in enumerate(GROUPS)]
-    made = objective(dropout=0.1)
-    batch = batch_of(twice)
+    made, batch = objective(dropout=0.1), batch_of([TextGroup("0", ("the model", "the model"))])
     randomness = Randomness(0, 0, batch.example_index)
-    for training, differ in ((True, True), (False, False)):
-        made.train(training)
-        vectors = made(made.corrupt(batch, randomness), randomness).observations["pairs/vectors"]
-        assert bool((vectors[:, 0] - vectors[:, 1]).abs().max() > 1e-3) is differ
+    for training in (True, False):
+        vectors = made.train(training)(made.corrupt(batch, randomness), randomness).observations["pairs/vectors"]
+        assert bool((vectors[:, 0] - vectors[:, 1]).abs().max() > 1e-3) is training
 
 
-@pytest.mark.parametrize("passes", [0, 3])
-def test_judged_pairs_are_trained_by_the_order_of_their_scores(passes: int) -> None:
-    made = objective(texts_per_pass=passes, temperature=0.5, matryoshka=(8,))
-    loss, gradients = step(made, JUDGED)
-    found, _ = outputs_of(made, "pairs", features_of(JUDGED))
-    expected = 0.0
-    for size in (8, 32):
-        pairs = [each["vectors"][:, :size] for each in found]
-        cosines = [float(a @ b / np.linalg.norm(a) / np.linalg.norm(b)) for a, b in pairs]
-        gaps = [cosines[i] - cosines[j] for i in range(6) for j in range(6) if i % 3 < j % 3]
-        expected += np.log(1 + np.exp(np.array(gaps) / 0.5).sum())
-    assert loss == pytest.approx(6 * expected, rel=1e-4)
-    assert all(bool(each.isfinite().all()) for each in gradients.values())
+def test_crops_are_spans_of_their_texts_in_their_frames() -> None:
+    lengths, special = (1, 5, 30, 60), TEXT.special
+    texts = [[special.cls, *range(10, 10 + length), special.sep] for length in lengths]
+    segments = [[0] * len(text) + [1] * len(text) for text in texts]
+    features = Features(Ragged.of([text * 2 for text in texts]), Ragged.of(segments), np.arange(4), {"texts": np.ones((4, 2))})
+    made, places = objective(positives="crop"), np.arange(4)
+    batch = TaskRowsInOrder({"pairs": features}).batch(places, places)
+    seen = set()
+    for number in range(200):
+        tokens = made.corrupt(batch, Randomness(0, number, batch.example_index)).tokens
+        for row, length in enumerate(lengths):
+            crops = [tokens.input_ids[row][tokens.attention_mask[row] & (tokens.token_type_ids[row] == n)] for n in (0, 1)]
+            for first, *words, last in (crop.tolist() for crop in crops):
+                assert (first, last) == (special.cls, special.sep)
+                assert words == list(range(words[0], words[0] + len(words)))
+                assert set(words) <= set(range(10, 10 + length))
+                assert min(max(round(0.1 * length), 4), length) <= len(words) <= min(max(length // 2, 4), length)
+        seen |= {tuple(crop.tolist()) for crop in crops}
+    assert len(seen) > 300, "the crops of the longest text differ from step to step and from each other"
+    assert {len(crop) - 2 for crop in seen} == set(range(6, 31))
+    assert {word for crop in seen for word in crop[1:-1]} == set(range(10, 70))
 
 
-def test_only_texts_alone_are_cropped() -> None:
-    text = " ".join(WORDS)
-    groups = [TextGroup("0", (text, text)), TextGroup("1", (text, text + " model"))]
-    for positives, is_cropped in (("dropout", False), ("crop", True)):
-        made, batch = objective(positives=positives), batch_of(groups)
-        found = made.corrupt(batch, Randomness(0, 0, batch.example_index)).tokens
-        before, after = (each.attention_mask.sum(1).tolist() for each in (batch, found))
-        assert after[1] == before[1]
-        assert (after[0] <= before[0] // 2 + 3) is is_cropped, "each text keeps at most half of its tokens, and its frame"
+@pytest.mark.parametrize(("positives", "second"), [("dropout", "the model reads"), ("crop", "the model")])
+def test_only_texts_alone_are_cropped(positives: str, second: str) -> None:
+    made, batch = objective(positives=positives), batch_of([TextGroup("0", ("the model reads", second))])
+    assert made.corrupt(batch, Randomness(0, 0, batch.example_index)).tokens.input_ids is batch.input_ids
 
 
-# Judged pairs of which some have negatives, which are not used; batches then have different numbers of texts per row.
-UNEVEN = [TextGroup(each.id, (*each.texts, "model")[: 2 + n // 3], each.score) for n, each in enumerate(JUDGED)]
-
-
-@pytest.mark.parametrize("groups", [GROUPS, JUDGED, UNEVEN], ids=["pairs", "judged pairs", "judged pairs and negatives"])
+@pytest.mark.parametrize("groups", [GROUPS, JUDGED], ids=["pairs", "judged pairs"])
 def test_the_loss_of_an_evaluation_does_not_depend_on_the_batches(
     monkeypatch: pytest.MonkeyPatch, groups: list[TextGroup]
 ) -> None:
     monkeypatch.setattr(contrastive_objective, "_ROWS", 4)  # two blocks of rows
-    made, features = objective(), features_of(groups)
+    made, features = objective(matryoshka=(8,)), features_of(groups)
     _, whole = outputs_of(made, "pairs", features)
     evaluator = made.eval().evaluator()
-    rows = TaskRowsInOrder({"pairs": features})
     for places in (np.array([0, 1]), np.array([2]), np.array([3, 4, 5])):
-        batch = rows.batch(places, places)
+        batch = TaskRowsInOrder({"pairs": features}).batch(places, places)
         randomness = Randomness(0, 0, batch.example_index)
-        evaluator.update(made(made.corrupt(batch, randomness), randomness), made.corrupt(batch, randomness))
+        corrupted = made.corrupt(batch, randomness)
+        evaluator.update(made(corrupted, randomness), corrupted)
     assert evaluator.loss("pairs") == pytest.approx(whole, rel=1e-5)
     assert whole == pytest.approx(step(made, groups)[0] / 6, rel=1e-4)
 
 
+def on_a_circle(groups: Sequence[TextGroup], angles: dict[str, float]) -> list[dict[str, Any]]:
+    """Outputs whose vectors are at these angles in the plane, in radians."""
+    corners = ([[np.cos(angles[text]), np.sin(angles[text])] for text in group.texts] for group in groups)
+    return [{"vectors": np.array(each, np.float32)} for each in corners]
+
+
 def test_judged_pairs_are_scored_by_their_cosines() -> None:
-    judged = [TextGroup(str(n), ("a", "b"), score) for n, score in enumerate((1.0, 3.0, 5.0))]
-    outputs = [{"vectors": np.array([[1.0, 0.0], [np.cos(angle), np.sin(angle)]], np.float32)} for angle in (1.5, 0.5, 0.1)]
+    judged = [TextGroup(text, ("a", text), score) for text, score in (("b", 1.0), ("c", 3.0), ("d", 5.0))]
     made = task(SIMILARITY_METRICS)
-    predictions = made.predict(judged, features_of(judged), outputs)
-    assert [each["similarity"] for each in predictions] == pytest.approx(np.cos([1.5, 0.5, 0.1]), abs=1e-6)
-    assert made.score(judged, predictions).values["spearman"] == pytest.approx(1.0)
+    predictions = made.predict(judged, features_of(judged), on_a_circle(judged, {"a": 0.0, "b": 1.5, "c": 0.1, "d": 0.5}))
+    assert [prediction["similarity"] for prediction in predictions] == pytest.approx(np.cos([1.5, 0.1, 0.5]), abs=1e-6)
+    assert made.score(judged, predictions).values["spearman"] == pytest.approx(0.5)
+    assert [(record["pair"], record["badness"]) for record in made.mistakes(judged, predictions)] == [("c", 0.5), ("d", 0.5)]
     assert made.failure(judged, [{"similarity": 1.0}] * 3)
-    assert not made.mistakes(judged, predictions)
-    assert set(made.encode(judged, TEXT, labeled=True).targets) == {"score"}, "a judged pair may be no positive"
+    assert not made.failure(judged, predictions)
 
 
 def test_anchors_search_their_positives_among_all_texts() -> None:
@@ -209,23 +198,20 @@ def test_anchors_search_their_positives_among_all_texts() -> None:
         TextGroup("2", ("d", "e", "f")),
         TextGroup("3", ("b", "a")),  # its own text is a positive of others, and is not found
     ]
-    spot = {"a": 0.0, "b": 0.1, "c": 0.4, "d": 1.0, "e": 1.3, "f": 1.1}
-    outputs = [
-        {"vectors": np.array([[np.cos(spot[text]), np.sin(spot[text])] for text in group.texts], np.float32)} for group in groups
-    ]
     made = task()
+    outputs = on_a_circle(groups, {"a": 0.0, "b": 0.1, "c": 0.4, "d": 1.0, "e": 1.3, "f": 1.1})
     predictions = made.predict(groups, features_of(groups), outputs)
-    by_text = {each["text"]: each for each in predictions}
-    assert by_text["a"]["ranks"] == [1, 2]
-    assert by_text["d"]["ranks"] == [2], "the negative is nearer"
-    assert by_text["d"]["found"] == "f"
-    assert by_text["b"]["ranks"] == [1]
+    assert [(each["text"], each["ranks"], each["found"]) for each in predictions] == [
+        ("a", [1, 2], "b"),
+        ("d", [2], "f"),  # the negative is nearer
+        ("b", [1], "a"),
+    ]
     scores = made.score(groups, predictions).values
     assert tuple(scores) == RETRIEVAL_METRICS
     assert scores["mrr"] == pytest.approx((1 + 0.5 + 1) / 3)
     assert scores["recall_at_1"] == pytest.approx((0.5 + 0 + 1) / 3)
     assert scores["ndcg_at_10"] == pytest.approx((1 + 1 / np.log2(3) + 1) / 3)
-    assert [each["text"] for each in made.mistakes(groups, predictions)] == ["d"]
+    assert [record["text"] for record in made.mistakes(groups, predictions)] == ["d"]
 
 
 def test_a_document_with_the_id_of_the_query_is_not_found_as_in_beir() -> None:
@@ -234,48 +220,38 @@ def test_a_document_with_the_id_of_the_query_is_not_found_as_in_beir() -> None:
         TextGroup("r", ("another",), relevant=(("r", 1.0),)),  # is judged, and found
         *(TextGroup(name, (f"document {name}",)) for name in ("q", "d", "r")),
     ]
-    places = (0.0, 1.0, 0.0, 0.1, 0.9)
-    outputs = [{"vectors": np.array([[np.cos(place), np.sin(place)]], np.float32)} for place in places]
-    found = task().predict(groups, features_of(groups), outputs)
-    assert [(each["ranks"], each["found"]) for each in found] == [([1], "document d"), ([1], "document r")]
+    angles = {"a query": 0.0, "another": 1.0, "document q": 0.0, "document d": 0.1, "document r": 0.9}
+    predictions = task().predict(groups, features_of(groups), on_a_circle(groups, angles))
+    assert [(each["ranks"], each["found"]) for each in predictions] == [([1], "document d"), ([1], "document r")]
 
 
 def test_vectors_that_are_all_the_same_find_nothing() -> None:
-    outputs = [{"vectors": np.ones((len(group.texts), 2), np.float32)} for group in GROUPS]
-    found = task().score(GROUPS, task().predict(GROUPS, features_of(GROUPS), outputs)).values
-    assert found["recall_at_1"] == 0
+    predictions = task().predict(GROUPS, features_of(GROUPS), on_a_circle(GROUPS, defaultdict(float)))
+    assert task().score(GROUPS, predictions).values["recall_at_1"] == 0
 
 
 def test_grades_decide_the_best_order() -> None:
-    (value,) = (retrieval_scores([Ranking((1, 2), (1.0, 3.0))]).values["ndcg_at_10"],)
+    value = retrieval_scores([{"ranks": [1, 2], "grades": [1.0, 3.0]}]).values["ndcg_at_10"]
     assert value == pytest.approx((1 + 3 / np.log2(3)) / (3 + 1 / np.log2(3)))
-    with pytest.raises(DataError, match="no queries"):
-        retrieval_scores([])
 
 
 def test_what_cannot_be_learned_from_is_refused() -> None:
-    with pytest.raises(DataError, match=r"made\.csv has a single pair"):
-        Contrastive.learn(Reading((TextGroup("0", ("a", "b")),) * 3, "made.csv"), ContrastiveConfig(), ())
-    same = tuple(TextGroup(str(n), ("a", str(n)), 3.0) for n in range(3))
-    with pytest.raises(DataError, match=r"all pairs of made\.csv have the score 3"):
-        Contrastive.learn(Reading(same, "made.csv"), ContrastiveConfig(), ())
-    with pytest.raises(ConfigError, match="size 64, but the vectors of this model have 32"):
-        Contrastive.check_encoder(ContrastiveConfig(matryoshka=(64,)), encoder().config)
+    same_pair = [TextGroup("0", ("a", "b"))] * 3
+    same_score = [TextGroup(str(n), ("a", str(n)), 3.0) for n in range(3)]
+    for groups, said in ((same_pair, "has a single pair"), (same_score, "have the score 3")):
+        with pytest.raises(DataError, match=rf"made\.csv {said}"):
+            Contrastive.learn(Reading(tuple(groups), "made.csv"), ContrastiveConfig(), ())
     with pytest.raises(ConfigError, match="trained alone, but there are 2 tasks"):
         supervised(encoder(), {"pairs": task(), "more": task()})
-    with pytest.raises(ValueError, match="greater than 0"):
-        ContrastiveConfig(temperature=0)
 
 
 def test_the_baseline_compares_as_the_network() -> None:
     made = task()
     (baseline,) = made.baselines()
     predictions = baseline.predict(GROUPS, GROUPS)
-    assert predictions is not None
     assert set(made.score(GROUPS, predictions).values) == set(RETRIEVAL_METRICS)
-    judged = [TextGroup(str(n), group.texts[:2], float(n)) for n, group in enumerate(GROUPS)]
-    (first, *_) = baseline.predict(GROUPS, [TextGroup("x", ("the model", "the model"), 5.0), *judged]) or []
-    assert first["similarity"] == pytest.approx(1.0)
+    judged = [TextGroup("x", ("the model", "the model"), 5.0), TextGroup("y", ("a", "?"), 0.0)]
+    assert [each["similarity"] for each in baseline.predict(GROUPS, judged)] == [pytest.approx(1.0), 0.0]
 
 
 PROGRAM = """
@@ -295,7 +271,7 @@ shared.TEXT = shared.TextEncoder(Tokenizer.from_file(sys.argv[2]), shared.TEXT.s
 batch_of, objective = shared.batch_of, shared.objective
 with join_ranks("cpu") as ranks:
     for name, passes, groups in (("0", 0, shared.GROUPS), ("2", 2, shared.GROUPS), ("judged", 0, shared.JUDGED)):
-            # In float64: in float32, sums of gradients in another order differ by up to 0.3 %.
+        # In float64: in float32, sums of gradients in another order differ by up to 0.3 %.
         made = objective(texts_per_pass=passes, symmetric=True, matryoshka=(8,)).double().train()
         model = DistributedDataParallel(made) if ranks.world_size > 1 else made
         batch, share = batch_of(groups), len(groups) // ranks.world_size
@@ -320,18 +296,4 @@ def test_two_ranks_share_their_negatives(tmp_path: Path) -> None:
         run_ranks(processes, program, tmp_path / str(processes), tokenizer)
     for expected, place in (("0", "1/2"), ("0", "2/0"), ("0", "2/2"), ("judged", "2/judged")):
         alone, found = (load_file(tmp_path / f"{each}.safetensors") for each in (f"1/{expected}", place))
-        assert found.keys() == alone.keys()
-        for name in alone:
-            torch.testing.assert_close(found[name], alone[name], atol=2e-5, rtol=1e-4)
-
-
-def test_a_split_is_evaluated_with_its_loss() -> None:
-    made = supervised(encoder(), {"pairs": task()}, heldout={"pairs": Split(tuple(GROUPS), features_of(GROUPS))})
-    evaluator = made.eval().evaluator()
-    rows, places = made.heldout["pairs"].features, np.arange(6)
-    batch = TaskRowsInOrder({"pairs": rows}).batch(places, places)
-    randomness = Randomness(0, 0, batch.example_index)
-    evaluator.update(made(made.corrupt(batch, randomness), randomness), made.corrupt(batch, randomness))
-    found = evaluator.compute()
-    assert set(found) == {"loss", *RETRIEVAL_METRICS}
-    assert found["loss"] > 0
+        torch.testing.assert_close(found, alone, atol=2e-5, rtol=1e-4)

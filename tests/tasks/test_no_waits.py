@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
 
 from discern import kernels
 from discern.models.base import build_embeddings, build_encoder
@@ -20,8 +20,7 @@ from discern.progress import Silent
 from discern.tasks.base import Labels, Task
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.features import Features, Ragged, TaskStream
-from discern.tasks.questions import QuestionConfig
-from discern.tasks.squad import Squad2Questions
+from discern.tasks.questions import QuestionConfig, Squad2Questions
 from discern.tasks.supervised import SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.training.config import OptimizerConfig, TrainConfig
@@ -31,7 +30,7 @@ from discern.training.prefetch import read_local_batch, read_onto_device
 from discern.training.state import TrainContext
 from discern.types import with_spans
 from tests.models.test_unpadding import plain
-from tests.training.no_waits import WaitsError, no_waits
+from tests.training.no_waits import no_waits
 
 VOCABULARY, ROWS = 50, 24
 CPU = torch.device("cpu")
@@ -47,19 +46,20 @@ def questions(head: str) -> Task[Any]:
     return Squad2Questions("task", QuestionConfig(head=head), ("f1",), labels)  # type: ignore[arg-type]
 
 
+def tagger() -> Task[Any]:
+    return Tagging("task", TaggingConfig(), ("accuracy",), Labels(("O", "A"), kind="tags"))
+
+
 TASKS: dict[str, dict[str, Task[Any]]] = {
     "classes": {"task": classes(head="dense")},
     "balanced classes of pairs": {"task": classes(pooling="pair")},
     "means": {"task": classes(pooling="mean", head="prediction")},
     "several classes": {"task": classes("multi")},
     "numbers": {"task": classes("number", 0)},
-    "tags": {"task": Tagging("task", TaggingConfig(), ("accuracy",), Labels(("O", "A"), kind="tags"))},
+    "tags": {"task": tagger()},
     "joint answers": {"task": questions("joint")},
     "answers": {"task": questions("span")},
-    "two tasks": {
-        "one": classes(),
-        "other": Tagging("other", TaggingConfig(), ("accuracy",), Labels(("O", "A"), kind="tags")),
-    },
+    "two tasks": {"one": classes(), "other": tagger()},
 }
 
 
@@ -71,18 +71,15 @@ def features(task: Task[Any]) -> Features:
         [2, *rng.integers(5, VOCABULARY, one).tolist(), 3, *rng.integers(5, VOCABULARY, two).tolist(), 3] for one, two in words
     ]
     types = [[0] * (one + 2) + [1] * (two + 1) for one, two in words]
-    targets: dict[str, Any] = {}
-    if task.labels.kind == "tags":
-        targets["tags"] = Ragged.of([[-100, *rng.integers(0, 2, len(row) - 2).tolist(), -100] for row in ids], np.int64)
-    elif task.labels.kind == "spans":
-        targets = {"start": words[:, 0] + 2, "end": words[:, 0] + 3, "impossible": np.zeros(ROWS, np.float32)}
-    elif task.labels.kind == "number":
-        targets["score"] = rng.random(ROWS).astype(np.float32)
-    elif task.labels.kind == "multi":
-        targets["classes"] = rng.integers(0, 2, (ROWS, 3)).astype(np.float32)
-    else:
-        targets["class"] = rng.integers(0, 3, ROWS)
-    return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(ROWS), targets)
+    tags = Ragged.of([[-100, *rng.integers(0, 2, len(row) - 2).tolist(), -100] for row in ids], np.int64)
+    targets: dict[str, Any] = {
+        "single": {"class": rng.integers(0, 3, ROWS)},
+        "multi": {"classes": rng.integers(0, 2, (ROWS, 3)).astype(np.float32)},
+        "number": {"score": rng.random(ROWS).astype(np.float32)},
+        "tags": {"tags": tags},
+        "spans": {"start": words[:, 0] + 2, "end": words[:, 0] + 3, "impossible": np.zeros(ROWS, np.float32)},
+    }
+    return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(ROWS), targets[task.labels.kind])
 
 
 def context(name: str, encoder: str, device: torch.device, **train: Any) -> TrainContext:
@@ -116,37 +113,21 @@ def test_the_host_never_waits_in_a_step(name: str, encoder: str) -> None:
     meta_step(run, Phase("fine-tuning", 20), around=no_waits())
 
 
-def test_items_that_are_counted_on_the_device_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the count on the host avoids: the words of a tagger, counted in the forward pass."""
-    run = context("tags", "bert", META)
-    tagger = TASKS["tags"]["task"]
-    monkeypatch.setattr(SupervisedObjective, "_items", lambda objective, group: tagger.items(group))
-    with pytest.raises((WaitsError, RuntimeError)):
-        meta_step(run, Phase("fine-tuning", 20), around=no_waits())
-
-
 @pytest.mark.parametrize("name", ["balanced classes of pairs", "tags", "joint answers", "two tasks"])
 @pytest.mark.parametrize("encoder", ["bert", "modernbert"])
 def test_rows_without_padding_give_the_losses_of_padded_ones(name: str, encoder: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch.nn.attention import varlen
-
-    calls = []
-
-    def counted(*args: Any, **kwargs: Any) -> Tensor:
-        calls.append(args)
-        return plain(*args, **kwargs)
-
-    monkeypatch.setattr(varlen, "varlen_attn", counted)
+    attention = Mock(side_effect=plain)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", attention)
     run = context(name, encoder, CPU)
     ((batch, randomness),) = read_local_batch(run, 0).micro_batches
-    found = []
     with kernels.switched_off():
-        for each in (batch, replace(batch, tokens=with_spans(batch.tokens))):
-            terms = run.objective(each, randomness).terms
-            found.append({term: (float(loss.total.detach()), loss.count) for term, loss in terms.items()})
-    assert len(calls) == 2
-    for term, (total, count) in found[0].items():
-        assert found[1][term] == (pytest.approx(total, rel=1e-5), count)
+        padded, unpadded = (
+            run.objective(each, randomness).terms for each in (batch, replace(batch, tokens=with_spans(batch.tokens)))
+        )
+    assert attention.call_count == 2, "one call per layer"
+    for term, loss in padded.items():
+        assert unpadded[term].count == loss.count
+        torch.testing.assert_close(unpadded[term].total, loss.total, rtol=1e-5, atol=1e-5)
 
 
 def test_the_batch_of_a_gpu_has_counts_and_spans() -> None:

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
-from discern.corruption.randomness import Randomness
 from discern.models.base import build_encoder
 from discern.models.embeddings import Embeddings
+from discern.models.heads import PairStates
 from discern.tasks.base import Labels
-from discern.tasks.classification import Classification, ClassificationConfig, ClassificationHead
-from discern.tasks.examples import ClassificationExample, Reading
-from discern.tasks.features import TaskBatch, TaskRows
-from discern.tasks.pairs import PairStates
+from discern.tasks.classification import Classification, ClassificationConfig
+from discern.tasks.features import TaskRows
 from discern.tasks.supervised import SupervisedObjective
 from tests.parity.small_networks import make_noisy, token_batch
 from tests.parity.small_xlnet import sizes
 from tests.support import settings
 
 WIDTH = 4
+
+
+def task(pairs: bool = True, **settings: Any) -> Classification:
+    return Classification("t", ClassificationConfig(**settings), ("accuracy",), Labels(("a", "b"), pairs=pairs))
 
 
 def pair_states() -> PairStates:
@@ -71,7 +73,6 @@ def test_a_text_alone_is_compared_to_zeros() -> None:
     everything = torch.cat([text[0], text.mean(0), nothing, text.mean(0).abs(), nothing, known, torch.zeros(WIDTH + 2)])
     torch.testing.assert_close(state[0], states.norm(F.gelu(everything @ states.dense.weight.T + states.dense.bias)))
     state.square().sum().backward()
-    assert state.isfinite().all()
     assert hidden.grad is not None
     assert hidden.grad.isfinite().all()
 
@@ -89,44 +90,24 @@ def test_a_text_alone_is_compared_to_zeros() -> None:
     ],
 )
 def test_pairs_and_small_networks_choose_it(pooling: str, pairs: bool, width: int, layers: int, expected: str) -> None:
-    config = ClassificationConfig.model_validate({"pooling": pooling})
-    task = Classification("t", config, ("accuracy",), Labels(("a", "b"), pairs=pairs))
-    assert task.head(sizes(hidden_size=width, num_layers=layers, num_heads=8), 0.1).pooling == expected
+    made = task(pairs, pooling=pooling)
+    assert made.head(sizes(hidden_size=width, num_layers=layers, num_heads=8), 0.1).pooling == expected
 
 
-def test_words_are_compared_besides_states() -> None:
-    config = settings(hidden_dropout=0.0, attention_dropout=0.0).model
+def test_words_are_read_beside_states() -> None:
+    config = settings().model
     encoder = build_encoder(Embeddings(100, config.embedding_size + 2, config), config)
-    task = Classification("t", ClassificationConfig(pooling="pair"), ("accuracy",), Labels(("a", "b"), pairs=True))
-    objective = SupervisedObjective(encoder, {"t": task}, dropout=0.0)
-    with torch.no_grad():
-        make_noisy(objective)
-    batch = token_batch([7], second=[4])
-    rows = TaskRows("t", torch.arange(1), torch.arange(1), {})
-    corrupted = objective.corrupt(TaskBatch(**vars(batch), groups=(rows,)), Randomness(0, 0, torch.arange(1)))
-    found = objective(corrupted, Randomness(0, 0, torch.arange(1))).observations["t/logits"]
-
-    table = encoder.embeddings.word.weight[batch.input_ids]
+    objective = SupervisedObjective(encoder, {"t": task(pooling="pair")})
+    ids, hidden = torch.arange(14).view(2, 7), torch.randn(2, 7, config.hidden_size)
+    table = encoder.embeddings.word.weight[ids]
     words = (table - table.mean(-1, keepdim=True)) / (table.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-    states = torch.cat([encoder(batch.input_ids, batch.attention_mask, batch.token_type_ids), words], -1)
-    head = objective.heads["t"]
-    ids = batch.input_ids[0].tolist()
-    expected = head.output(by_hand(head.pair, [states[0, :4], states[0, 4:]], [ids[:4], ids[4:]]))
-    torch.testing.assert_close(found[0], expected)
-    alone = Classification("t", ClassificationConfig(pooling="pair", compare_words=False), ("accuracy",), task.labels)
-    assert not alone.head(encoder.config, 0.0).reads_words
-
-
-def test_the_training_file_decides_whether_there_are_pairs() -> None:
-    examples = tuple(ClassificationExample(str(number), "a", "b", label) for number, label in enumerate("yn"))
-    paired = Reading(examples, "train.csv")
-    assert Classification.learn(paired, ClassificationConfig(), ()).pairs
-    alone = replace(paired, examples=tuple(replace(each, pair=None) for each in examples))
-    assert not Classification.learn(alone, ClassificationConfig(), ()).pairs
+    inputs = objective.heads["t"].inputs(hidden, encoder, ids)
+    torch.testing.assert_close(inputs, torch.cat([hidden, words], -1))
+    assert objective.heads["t"].pair.importance.shape == inputs.shape[-1:]
 
 
 def test_the_loss_reaches_every_part_of_the_head() -> None:
-    head = ClassificationHead(WIDTH, 0.0, Labels(("a", "b"), pairs=True), pooling="pair")
+    head = task(pooling="pair", compare_words=False).head(sizes(hidden_size=WIDTH, num_heads=1), 0.0)
     with torch.no_grad():
         make_noisy(head)
     batch = token_batch([7, 5], second=[4, 2])
@@ -134,6 +115,4 @@ def test_the_loss_reaches_every_part_of_the_head() -> None:
     loss, _ = head(torch.randn(2, 7, WIDTH), batch, rows)
     assert loss is not None
     loss.backward()
-    for name, weight in head.named_parameters():
-        assert weight.grad is not None, name
-        assert weight.grad.any(), name
+    assert [name for name, weight in head.named_parameters() if weight.grad is None or not weight.grad.any()] == []

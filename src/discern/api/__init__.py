@@ -1,1 +1,1 @@
-"""The commands as Python functions, and a classifier with the interface of scikit-learn."""
+"""The commands as Python functions, and estimators with the interface of scikit-learn."""

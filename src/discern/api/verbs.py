@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from discern.api.arguments import Logged, checks_choices
+from discern.api.arguments import Logged, checks_choices, requested_tasks
 from discern.config.schema import toml_value
 from discern.data import prepare as preparing
 from discern.data.dataset.build import BuildOptions
@@ -28,9 +28,9 @@ from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.finetuning import run as finetuning
 from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
-from discern.finetuning.own_tasks import requested_tasks
 from discern.finetuning.settings import Recipe
 from discern.inference import predict as prediction
+from discern.inference.prediction_input import InputFormat
 from discern.model_files.export import export as export_model
 from discern.model_files.folder import open_model
 from discern.model_files.hub import local_model
@@ -45,7 +45,6 @@ from discern.pretraining.run import Replay
 from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
 from discern.tasks.base import Prediction
-from discern.tasks.prediction_input import InputFormat
 
 PathLike = str | Path
 Settings = Mapping[str, Any]
@@ -305,6 +304,7 @@ def finetune(
     text: str | None = None,
     pair: str | None = None,
     label: str | None = None,
+    label_separator: str | None = None,
     words: str | int | None = None,
     tags: str | int | None = None,
     question: str | None = None,
@@ -318,6 +318,7 @@ def finetune(
     tokenizer: PathLike | None = None,
     sweep_rates: bool = False,
     baselines: bool = True,
+    overwrite: bool = False,
     debug: bool = False,
     device: str = "auto",
     progress: Progress | None = None,
@@ -334,6 +335,7 @@ def finetune(
             `train` is held out.
         text, pair, label: columns of your own files, for classification and regression; columns that are not given
             are recognized by their names.
+        label_separator: mark between several labels in one cell.
         words, tags: columns for tagging; in a file with one word per line, column numbers from 0.
         question, context, answer: columns for question answering.
         settings: settings that override the recipe: `{"finetune.epochs": 5}`.
@@ -342,6 +344,7 @@ def finetune(
         seeds: number of times to train; the results include median and spread.
         sweep_rates: choose the learning rate with short trial runs first.
         baselines: also evaluate simple predictors (TF-IDF, a perceptron, ...) on the same examples.
+        overwrite: replace another fine-tuning in `out`.
         debug: use only a hundred examples of each file.
 
     Returns:
@@ -352,7 +355,8 @@ def finetune(
         CheckpointError: the disk is full, or a checkpoint is damaged.
         KeyboardInterrupt: Ctrl-C was pressed; the work is saved, and the same call resumes it.
     """
-    own = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label, "words": words, "tags": tags}
+    own: dict[str, object] = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label}
+    own |= {"label_separator": label_separator, "words": words, "tags": tags}
     own |= {"question": question, "context": context, "answer": answer}
     tasks, files = requested_tasks(_listed(task), [Path(each) for each in _listed(data)], own)
     return finetuning.finetune(
@@ -370,6 +374,7 @@ def finetune(
         seeds=seeds,
         untrained=untrained,
         tokenizer=_path(tokenizer),
+        overwrite=overwrite,
         debug=debug,
         baselines=baselines,
         device=device,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from discern.cli.console import Console, JsonOption, command
-from discern.cli.finetune import baseline_lines
+from discern.cli.finetune import baseline_lines, interval_text
 from discern.cli.options import DeviceOption, refuse_together
 from discern.cli.outputs import after_evaluate
 from discern.errors import ConfigError
@@ -156,7 +156,8 @@ def _text(found: dict[str, Any]) -> str:
     """The headline metric, then the others."""
     others = {name: value for name, value in found["metrics"].items() if name != found["metric"]} | {"loss": found["loss"]}
     lines = [
-        f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({counted(found['examples'], 'example')})"
+        f"{found['task']}: {found['metric']} {found['score']:.4f} on {found['file']} ({counted(found['examples'], 'example')}"
+        f"{interval_text(found)})"
     ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in others.items()]
     return "\n".join([*lines, *baseline_lines(found)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +13,10 @@ from discern.cli.options import FOREIGN, DeviceOption, NprocOption, SetOption, l
 from discern.cli.outputs import after_finetune
 from discern.wording import counted
 
-_COLUMNS = ("text", "pair", "label", "words", "tags", "question", "context", "answer")
+_ADVICE = (
+    "More labeled examples, a model pre-trained for longer, or one adapted to such text (discern adapt) may help; "
+    "`discern finetune --sweep-rates` looks for a better learning rate."
+)
 
 
 def _column(what: str) -> Any:
@@ -36,6 +38,15 @@ DevFile = Annotated[
 TextColumn = Annotated[str | None, _column("Column of the text.")]
 PairColumn = Annotated[str | None, _column("Column of a second text.")]
 LabelColumn = Annotated[str | None, _column("Column of the class, the number, or the list of classes.")]
+LabelSeparator = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MARK",
+        help="Mark between several labels in one cell, such as ';'.",
+        rich_help_panel="A file of your own",
+        show_default=False,
+    ),
+]
 WordsColumn = Annotated[str | None, _column("Column of the words to tag; for CoNLL columns its index, from 0.")]
 TagsColumn = Annotated[str | None, _column("Column of the tags, or its index; -1 is the last column.")]
 QuestionColumn = Annotated[str | None, _column("Column of the question.")]
@@ -71,6 +82,7 @@ def finetune(
     text: TextColumn = None,
     pair: PairColumn = None,
     label: LabelColumn = None,
+    label_separator: LabelSeparator = None,
     words: WordsColumn = None,
     tags: TagsColumn = None,
     question: QuestionColumn = None,
@@ -111,6 +123,7 @@ def finetune(
     baselines: Annotated[
         bool, typer.Option("--baselines/--no-baselines", help="Also evaluate simple baselines (TF-IDF, perceptron, ...).")
     ] = True,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace another fine-tuning in OUT.")] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Use only a hundred examples of each file, for a quick trial.")] = False,
     device: DeviceOption = "auto",
     nproc: NprocOption = 1,
@@ -125,15 +138,15 @@ def finetune(
     discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
     """
     with command(json_output=json_output, trains=True) as console:
-        from discern.finetuning.own_tasks import requested_tasks
+        from discern.api.arguments import requested_tasks
 
-        columns = dict(zip(_COLUMNS, (text, pair, label, words, tags, question, context, answer), strict=True))
-        tasks, own = requested_tasks(task or (), data or (), {"train": train, "dev": dev, **columns})
+        files = {"train": train, "dev": dev, "text": text, "pair": pair, "label": label, "label_separator": label_separator}
+        files |= {"words": words, "tags": tags, "question": question, "context": context, "answer": answer}
+        tasks, own = requested_tasks(task or (), data or (), files)
         launch_ranks(nproc)
-        from discern.finetuning.run import finetune as train_seeds
-        from discern.finetuning.sweep import sweep as train_combinations
+        from discern.finetuning.run import finetune as fine_tune
 
-        results = (partial(train_combinations, axes=sweep) if sweep else train_seeds)(
+        results = fine_tune(
             model,
             out=out,
             tasks=tasks,
@@ -143,8 +156,10 @@ def finetune(
             seeds=seeds,
             untrained=untrained,
             tokenizer=tokenizer,
+            sweep=sweep or (),
             submission=submission,
             baselines=baselines,
+            overwrite=overwrite,
             debug=debug,
             device=device,
             progress=console.progress,
@@ -177,7 +192,10 @@ def _text(results: dict[str, Any], out: Path) -> str:
     for entry in results.get("tasks", {results["task"]: results}).values():
         lines += _task_lines(entry, len(results["seeds"]))
     if results.get("padding_fraction") is not None:
-        lines.append(f"padding: {results['padding_fraction']:.1%} of the positions in the batches")
+        lines.append(
+            f"{results['passes']:.1f} passes over the training rows, weights of step {results['kept_step']:,}; "
+            f"padding: {results['padding_fraction']:.1%} of the positions in the batches"
+        )
     if results["median"] is None:
         lines.append("every seed failed: try a lower learning rate (--set optimizer.learning_rate=...) and another --out")
     else:
@@ -187,17 +205,23 @@ def _text(results: dict[str, Any], out: Path) -> str:
 
 def baseline_lines(entry: Mapping[str, Any]) -> list[str]:
     """One line per baseline, and their comparison with the score."""
-    from discern.finetuning.results import ADVICE
-    from discern.report.finetuned_page import baselines_verdict
+    from discern.tasks.baselines import comparison_sentence
 
     metric, baselines = entry["metric"], entry.get("baselines") or {}
     lines = [f"  baseline {each['metrics'][metric]:.4f}, {each['title']}" for each in baselines.values()]
-    judgment = baselines_verdict(entry)
-    return [*lines, *([f"  {judgment} {ADVICE}"] if judgment else [])]
+    sentence = comparison_sentence(entry)
+    if sentence and not entry["beats_baselines"]:
+        sentence += f" {_ADVICE}"
+    return [*lines, *([f"  {sentence}"] if sentence else [])]
+
+
+def interval_text(entry: Mapping[str, Any]) -> str:
+    """The 95 % interval of a score, in words; empty without one."""
+    return "" if entry.get("interval") is None else "; 95 % interval {:.4f} to {:.4f}".format(*entry["interval"])
 
 
 def _task_lines(entry: dict[str, Any], seeds: int) -> list[str]:
-    examples = counted(entry["examples"], "example")
+    examples = f"{counted(entry['examples'], 'example')}{interval_text(entry)}"
     if entry["median"] is None:
         lines = [f"{entry['task']}: no seed has a score"]
     elif seeds == 1:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from discern.errors import DataError
-from discern.finetuning.task_files import find_files
+from discern.finetuning.data import find_files, find_splits
 from discern.tasks import tasks as registry
 
 # Besides the task's own name; case and characters other than letters and digits are ignored.
@@ -61,8 +61,8 @@ _HINT = "--task-data FOLDER, which holds one folder per task; or in the TOML fil
 
 def _find(task: str, below: Iterable[Path]) -> Path | None:
     wanted = [_bare(name) for name in _names(task)]
-    source = registry.load(task).source
-    fitting = [path for path in below if _bare(path.name) in wanted and "train" in source.splits(path)]
+    definition = registry.load(task)
+    fitting = [path for path in below if _bare(path.name) in wanted and "train" in find_splits(definition, path)]
     return min(fitting, key=lambda path: (wanted.index(_bare(path.name)), len(path.parts), path), default=None)
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -276,3 +277,36 @@ def preset_summary(name: str) -> str:
     """Description of a preset, in one line."""
     first = preset_path(name).read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()
+
+
+def override_combinations(sweep: Sequence[str], known: Collection[str]) -> dict[str, list[str]]:
+    """The combinations of a sweep: overrides by a name; without a sweep a single one without a name.
+
+    Args:
+        sweep: values per setting, as "learning_rate=1e-4,3e-4"; the section of a known key may be left out.
+        known: dotted keys.
+
+    Raises:
+        ConfigError: a setting has no values, or is unknown.
+    """
+    axes: list[tuple[str, list[str]]] = []
+    for axis in sweep:
+        key, _, listed = axis.partition("=")
+        key, values = key.strip(), [value.strip() for value in listed.split(",") if value.strip()]
+        if not values:
+            raise ConfigError(f"--sweep {axis}: expected key=value,value", hint="for example --sweep learning_rate=1e-4,3e-4")
+        if "." not in key:
+            matches = [name for name in known if name.rpartition(".")[2] == key]
+            if len(matches) != 1:
+                which = f"could be {' or '.join(matches)}" if matches else "is not a setting"
+                near = did_you_mean(key, [name.rpartition(".")[2] for name in known])
+                raise ConfigError(f"--sweep {key} {which}", hint=f"give it with its section, as task.{key}=...; {near}")
+            key = matches[0]
+        parse_overrides([f"{key}={values[0]}"])
+        axes.append((key, values))
+    combinations = {}
+    for combination in itertools.product(*(values for _, values in axes)):
+        assigned = [(key, value) for (key, _), value in zip(axes, combination, strict=True)]
+        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in assigned)
+        combinations[name] = [f"{key}={value}" for key, value in assigned]
+    return combinations

@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
 from discern.config.schema import Section
+from discern.data.sources.base import ending
 from discern.data.sources.documents import Document
-from discern.data.sources.examples import read_examples
-from discern.errors import ConfigError
+from discern.data.tables import is_header, one_object, open_table
+from discern.errors import ConfigError, DataError
 
 NGRAM_WORDS = 13
 """Number of words in a row that count as overlap."""
@@ -213,6 +215,68 @@ def _rolling(ids: Int[np.ndarray, " W"], lengths: Iterable[int]) -> Iterator[tup
             # The table of the finder reads the upper bits, so they must depend on every bit.
             mixed = (total ^ (total >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
             yield length, mixed
+
+
+@dataclass(frozen=True)
+class Example:
+    """An example of an evaluation file.
+
+    Attributes:
+        line: line of the file where it begins, from 1; in a JSON array or Parquet its number.
+        texts: its texts: the line, the fields of the row, or the strings of the object at any depth.
+    """
+
+    line: int
+    texts: tuple[str, ...]
+
+
+def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
+    """The examples of a file: lines of text, rows of a table, or objects.
+
+    Args:
+        fields: fields or columns to read; empty: all of them.
+
+    Raises:
+        DataError: the file is missing, empty, damaged or of another format.
+        ConfigError: it lacks one of the fields.
+    """
+    if path.is_dir():
+        raise DataError(
+            f"{path} is a folder, expected a file with examples", hint="name each file: --against FILE --against FILE"
+        )
+    table = open_table(path)
+    if fields and table.format == "text":
+        raise ConfigError(f"{path} is plain text and has no field '{fields[0]}'", hint="leave out --against-field for it")
+    for field in fields:
+        table.require(field, "--against-field")
+    count = 0
+    if table.format in ("csv", "tsv") and not is_header(table.columns):
+        count = 1
+        yield Example(1, table.columns)  # a table without a header, such as CoLA's
+    for row in table.rows:
+        chosen = [row.values[field] for field in fields if field in row.values] if fields else [row.values]
+        texts = tuple(text for value in chosen for text in _strings(value))
+        if table.format != "text" or texts[0].strip():
+            count += 1
+            yield Example(row.number, texts)
+    if count == 0:
+        raise DataError(f"{path} has no examples", hint="expected rows below the header")
+    if count == 1 and table.format == "jsonl" and ending(path.name) == "json":
+        # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
+        raise one_object(str(path))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings in a JSON value, at any depth, in order."""
+    stack = [value]
+    while stack:
+        last = stack.pop()
+        if isinstance(last, str):
+            yield last
+        elif isinstance(last, Mapping):
+            stack.extend(reversed(list(last.values())))
+        elif isinstance(last, list):
+            stack.extend(reversed(last))
 
 
 class OverlapSearch:

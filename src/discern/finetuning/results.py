@@ -1,8 +1,14 @@
-"""The results of a fine-tuning: medians and spread over the seeds, failed seeds, and simple baselines to compare with."""
+"""What a fine-tuning writes into its folder: the record, before training, and the results.
+
+The record is compared when the work is continued. The results are medians over the seeds, intervals, failed seeds, and simple
+baselines to compare with.
+"""
 
 from __future__ import annotations
 
+import json
 import platform
+import shutil
 import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,107 +17,289 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.config.schema import flatten, plain
-from discern.errors import DataError
-from discern.finetuning.task_files import TaskData
-from discern.model_files.finetuned import read_scores, seed_folder
+from discern.config.layers import parse_toml
+from discern.config.schema import flatten, plain, to_toml
+from discern.data.tokenizer import fingerprint, load_tokenizer
+from discern.errors import ConfigError, DataError
+from discern.finetuning.data import TaskData
+from discern.finetuning.plan import FinetunePlan
+from discern.model_files.finetuned import (
+    CONFIG_FILE,
+    RECORD_FILE,
+    RESULTS_FILE,
+    SCORES_FILE,
+    TOKENIZER_FILE,
+    is_finetuned,
+    make_record,
+    predictions_file,
+    read_finetuned,
+    read_scores,
+    seed_folder,
+)
 from discern.progress import Progress
-from discern.storage.checksums import read_object, write_json
-from discern.tasks.baselines.base import deciding_metrics, measure_baselines, unbeaten_metric
+from discern.storage.checksums import CHECKSUMS_NAME, parse_json, read_lines, read_text, verify_folder, write_json, write_recorded
+from discern.storage.files import cannot_write
+from discern.storage.output import OutputFolder
+from discern.tasks.base import Prediction, Task
+from discern.tasks.baselines import BaselineScore, best_baseline, measure_baselines
+from discern.tasks.metrics import interval, paired
+from discern.training.distributed import Ranks, check_ranks
+from discern.training.precision import shared_precision
+
+_ARITHMETIC = "arithmetic"
+_SHOWN_DIGITS = 16  # of a hash
+
+
+def check_ranks_agree(plan: FinetunePlan, ranks: Ranks) -> None:
+    """Check that the settings work on several ranks, and that all are about to train the same model on the same examples.
+
+    Raises:
+        ConfigError, DataError: they do not, or a rank differs; the message names it. Nothing has been written.
+    """
+    if ranks.world_size == 1:
+        return
+    train = plan.config.train
+    if train.sequences_per_step % ranks.world_size:
+        raise ConfigError(
+            f"train.sequences_per_step {train.sequences_per_step} cannot be divided evenly among {ranks.world_size} processes",
+            hint=f"--set train.sequences_per_step={-(-train.sequences_per_step // ranks.world_size) * ranks.world_size}",
+        )
+    for name in plan.data:
+        # The gradient of a step is computed from parts of it, for which a rank needs the whole weights.
+        passes = getattr(plan.config.task_config(name), "texts_per_pass", None)
+        if passes and train.divides_weights(ranks.world_size):
+            raise ConfigError(
+                f"{plan.config.task_prefix(name)}texts_per_pass is {passes}, which needs whole weights on every process, but "
+                f"train.parallel is '{train.parallel}'",
+                hint="--set train.parallel=ddp, or leave out texts_per_pass",
+            )
+    examples = {
+        f"examples of {name} ({split})": digest[:_SHOWN_DIGITS]
+        for name, data in plan.data.items()
+        for split, digest in data.digests.items()
+    }
+    check_ranks(
+        ranks,
+        plan.out,
+        plan.config,
+        model=plan.loaded.source_fingerprint[:_SHOWN_DIGITS],
+        tokenizer=fingerprint(load_tokenizer(plan.loaded.tokenizer_path))[:_SHOWN_DIGITS],
+        seeds=str(plan.seeds),
+        debug=str(plan.debug),
+        version=__version__,
+        **examples,
+    )
+
+
+def prepare_folder(plan: FinetunePlan, ranks: Ranks, folder: OutputFolder) -> None:
+    """Lock the output folder, and write the tokenizer, the settings and the record of the fine-tuning.
+
+    Raises:
+        ConfigError, DataError: the folder holds something else, is in use by another process, or cannot be written.
+    """
+    ranks.run_on_rank_zero(lambda: _prepare(plan, folder))
+
+
+def keep_precision(plan: FinetunePlan, ranks: Ranks) -> str:
+    """The precision of all seeds: that of the folder's record, or else the one resolved now, which is recorded."""
+    path, train = plan.out / RECORD_FILE, plan.config.train
+    record = read_finetuned(plan.out) if ranks.writes else {}
+    length = max(plan.config.task_config(name).sequence_length for name in plan.data)
+    rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
+    precision = shared_precision(train.precision, ranks, plan.loaded.encoder.config, rows * length, record.get(_ARITHMETIC))
+    computed = {"device": ranks.device.type, "precision": precision.name, **precision.record()}
+    if ranks.writes and record.get(_ARITHMETIC) != computed:
+        write_json(path, record | {_ARITHMETIC: computed})
+    return precision.name
+
+
+def complete_seeds(out: Path) -> set[int]:
+    """The seeds whose scores a folder holds."""
+    return {int(path.parent.name.removeprefix("seed-")) for path in out.glob(f"seed-*/{SCORES_FILE}")}
+
+
+def _prepare(plan: FinetunePlan, folder: OutputFolder) -> None:
+    out = plan.out
+    tokenizer = load_tokenizer(plan.loaded.tokenizer_path)
+    record = make_record(
+        plan.loaded,
+        {name: data.task for name, data in plan.data.items()},
+        {name: data.definition for name, data in plan.data.items()},
+        {name: data.files for name, data in plan.data.items()},
+        plan.config.finetune.frame,
+    ) | {"debug": plan.debug, "tokenizer_fingerprint": fingerprint(tokenizer)}
+    for name, data in plan.data.items():
+        record["tasks"][name]["digests"] = data.digests
+    folder.acquire()
+    if not is_finetuned(out):
+        folder.refuse_others({TOKENIZER_FILE, CONFIG_FILE, RECORD_FILE, CHECKSUMS_NAME}, "fine-tuned model")
+    elif differences := _differences(out, record, plan):
+        if not plan.overwrite:
+            raise DataError(
+                f"{out} holds another fine-tuning, which differs in: {'; '.join(differences)}",
+                hint="choose another --out, or --overwrite",
+            )
+        for path in (*out.glob("seed-*"), out / "rates"):
+            shutil.rmtree(path, ignore_errors=True)
+        (out / RESULTS_FILE).unlink(missing_ok=True)
+    else:
+        for seed in complete_seeds(out):
+            verify_folder(seed_folder(out, seed))
+        old = read_finetuned(out)
+        if _ARITHMETIC in old:
+            record[_ARITHMETIC] = old[_ARITHMETIC]
+        for name, entry in record["tasks"].items():
+            entry["digests"] = old["tasks"][name]["digests"] | entry["digests"]
+    folder.make()
+    try:
+        write_recorded(out, {TOKENIZER_FILE: tokenizer.to_str(), CONFIG_FILE: to_toml(plan.config)})
+        write_json(out / RECORD_FILE, record)
+    except OSError as problem:
+        raise cannot_write(out, problem) from problem
+
+
+def _differences(out: Path, record: Mapping[str, Any], plan: FinetunePlan) -> list[str]:
+    """What differs between the fine-tuning that a folder holds and this one."""
+    old, now = read_finetuned(out), json.loads(json.dumps(record))
+    earlier = parse_toml(read_text(out / CONFIG_FILE, hint="copy the file back, or choose another --out"), str(out / CONFIG_FILE))
+    settings = parse_toml(to_toml(plan.config), CONFIG_FILE)
+    before, after = ({**_identity(old), **_leaves(earlier)}, {**_identity(now), **_leaves(settings)})
+    # A split that is not read this time may be read the next time. Files may be moved: their examples are compared.
+    ignored = {key for key in before.keys() ^ after.keys() if key.startswith("the examples of ")}
+    ignored |= {"files.train", "files.dev", "files.test"}
+    return sorted(key for key in (before.keys() | after.keys()) - ignored if before.get(key) != after.get(key))
+
+
+def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes a fine-tuning what it is, by description."""
+    identity = {
+        "the model": record["encoder_fingerprint"],
+        "the configuration of the encoder": record["encoder"],
+        "the tokenizer": record["tokenizer_fingerprint"],
+        "--debug": record["debug"],
+        "the tasks": [*record["tasks"]],
+    }
+    for name, task in record["tasks"].items():
+        identity |= {f"{key} of {name}": task[key] for key in ("labels", "layout")}
+        identity |= {f"the examples of {name}, {split}": digest for split, digest in task["digests"].items()}
+    return identity
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """The values of nested tables, by dotted key."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
+    return leaves
+
+
+# Of more examples, the interval of a score is narrower than the differences between seeds.
+_MAX_EXAMPLES = 5000
 
 
 def summarize(
     out: Path,
-    data: dict[str, TaskData],
+    data: Mapping[str, TaskData],
     config: Any,
     model: str,
     seeds: Sequence[int],
-    baselines: Mapping[str, Baselines] | None = None,
+    baselines: Mapping[str, Sequence[BaselineScore]],
 ) -> dict[str, Any]:
     """The contents of results.json: the metrics of one task, or those of several tasks under `tasks` with their mean headline.
-
-    `baselines` holds the baselines of the task (for several tasks, by task name); it is empty if none were measured.
-    `beats_baselines` is true if the median beats the best baseline (`unbeaten_metric`), for several tasks that of each.
 
     `selected_on` names the split whose scores selected the weights (finetune.keep=best) or the learning rate
     (finetune.rate_search), or is None; if it is `split`, the scores are slightly optimistic.
 
     A seed that failed (it diverged, or predicts the same for every example) counts in the median like any other, unless it has no
     score at all; `failed_seeds` lists it. A seed that was trained again (finetune.retries) counts with its last attempt;
-    `retried_seeds` lists the reasons why the others failed.
+    `retried_seeds` lists the reasons why the others failed. `passes` and `kept_step` are those of the best seed.
+
+    Args:
+        baselines: baselines of each task.
     """
     scores = {seed: read_scores(seed_folder(out, seed)) for seed in seeds}
-    # Scores on a split that selected the weights are slightly optimistic.
     kept = config.finetune.keep == "best" and config.train.evaluate_every_steps > 0
-    chosen = kept or config.finetune.rate_search
-    measured = baselines or {}
-    each = {
-        name: _of_task(name, found, scores, measured.get(name, {})) | {"selected_on": found.monitored.name if chosen else None}
-        for name, found in data.items()
-    }
-    headline = next(iter(each.values())) if len(each) == 1 else _of_several(each, scores)
-    best = max(seeds, key=lambda seed: (_value(headline["scores"], list(seeds).index(seed)), -seed))
-    padding = [found["padding_fraction"] for found in scores.values() if "padding_fraction" in found]
+    tasks = {}
+    for name, task in data.items():
+        tasks[name] = _of_task(out, task, scores, baselines.get(name, ()))
+        tasks[name]["selected_on"] = task.dev_name if kept or config.finetune.rate_search else None
+    headline = next(iter(tasks.values())) if len(tasks) == 1 else _of_several(tasks, scores)
+    values = dict(zip(seeds, headline["scores"], strict=True))
+    best = max(seeds, key=lambda seed: (float("-inf") if values[seed] is None else values[seed], -seed))
+    padding = [record["padding_fraction"] for record in scores.values()]
     return {
         **headline,
-        **({"tasks": each} if len(each) > 1 else {}),
+        **({"tasks": tasks} if len(tasks) > 1 else {}),
         "best_seed": best,
+        "passes": scores[best]["passes"],
+        "kept_step": scores[best]["kept_step"],
         "model": model,
         "seeds": list(seeds),
-        "seconds": round(sum(found["seconds"] for found in scores.values()), 1),
-        "padding_fraction": round(statistics.fmean(padding), 4) if padding else None,
+        "seconds": round(sum(record["seconds"] for record in scores.values()), 1),
+        "padding_fraction": round(statistics.fmean(padding), 4),
         "discern": __version__,
         "versions": {"python": platform.python_version(), "torch": torch.__version__},
         "settings": {key: plain(value) for key, value in flatten(config).items() if value is not None},
     }
 
 
-def _of_task(name: str, data: TaskData, scores: dict[int, dict[str, Any]], baselines: Baselines) -> dict[str, Any]:
-    metric = data.task.metrics[0]
-    found = {seed: record["tasks"].get(name) for seed, record in scores.items()}
-    values = [entry[metric] if entry else None for entry in found.values()]
-    evaluated = [entry for entry in found.values() if entry]
-    metrics = {key: statistics.median(entry[key] for entry in evaluated) for key in (evaluated[0] if evaluated else ())}
-    retried = {
-        str(seed): [each["failure"] for each in record["retried"]] for seed, record in scores.items() if "retried" in record
-    }
-    failed = {str(seed): _reason(record, name) for seed, record in scores.items() if _reason(record, name)}
-    summary = spread([value for value in values if value is not None])
+def _of_task(
+    out: Path, data: TaskData, scores: Mapping[int, dict[str, Any]], baselines: Sequence[BaselineScore]
+) -> dict[str, Any]:
+    name, metric = data.task.name, data.task.metrics[0]
+    entries = {seed: record["tasks"].get(name) for seed, record in scores.items()}
+    values = {seed: entry[metric] for seed, entry in entries.items() if entry}
+    evaluated = [entry for entry in entries.values() if entry]
+    reasons = {seed: record.get("failure") or record.get("failures", {}).get(name) for seed, record in scores.items()}
+    split = data.evaluated[data.dev_name]
+    predictions: list[Prediction] = []
+    if values:  # those of the seed with the median score
+        middle = sorted(values, key=lambda seed: values[seed])[(len(values) - 1) // 2]
+        path = predictions_file(seed_folder(out, middle), name)
+        hint = f"remove {path.parent}, then run the same `discern finetune` command"
+        predictions = [parse_json(line, path, hint=hint) for line in read_lines(path, hint=hint)]
     return {
         "task": name,
         "metric": metric,
         "split": data.dev_name,
         "train_examples": len(data.train.examples),
-        "examples": len(data.evaluated[data.dev_name].examples),
-        **summary,
-        "scores": values,
-        "metrics": metrics,
-        **compared(baselines, metric, metrics),
-        "failed_seeds": failed,
-        "retried_seeds": retried,
+        "examples": len(split.examples),
+        **spread(list(values.values())),
+        "scores": [values.get(seed) for seed in scores],
+        "metrics": {key: statistics.median(entry[key] for entry in evaluated) for key in (evaluated[0] if evaluated else ())},
+        **compare(data.task, split.examples, predictions, baselines),
+        "failed_seeds": {str(seed): reason for seed, reason in reasons.items() if reason},
+        "retried_seeds": {
+            str(seed): [attempt["failure"] for attempt in record["retried"]]
+            for seed, record in scores.items()
+            if "retried" in record
+        },
         "files": data.files,
         "digests": data.digests,
     }
 
 
-def _of_several(each: dict[str, dict[str, Any]], scores: dict[int, dict[str, Any]]) -> dict[str, Any]:
-    columns = zip(*(entry["scores"] for entry in each.values()), strict=True)
+def _of_several(tasks: Mapping[str, dict[str, Any]], scores: Mapping[int, Any]) -> dict[str, Any]:
+    """The mean of the headline metrics of several tasks."""
+    columns = zip(*(entry["scores"] for entry in tasks.values()), strict=True)
     values = [statistics.fmean(column) if None not in column else None for column in columns]
     failed: dict[str, str] = {}
-    for name, entry in each.items():
+    for name, entry in tasks.items():
         for seed, reason in entry["failed_seeds"].items():
             failed[seed] = "; ".join(filter(None, (failed.get(seed), f"{name}: {reason}")))
+    beaten = [entry["beats_baselines"] for entry in tasks.values() if entry["beats_baselines"] is not None]
     return {
-        "task": "+".join(each),
+        "task": "+".join(tasks),
         "metric": "mean",
         **spread([value for value in values if value is not None]),
         "scores": values,
-        "metrics": {f"{name}_{key}": value for name, entry in each.items() for key, value in entry["metrics"].items()},
-        "baselines": {name: entry["baselines"] for name, entry in each.items() if entry["baselines"]},
-        "beats_baselines": _all_beaten([entry["beats_baselines"] for entry in each.values()]),
+        "metrics": {f"{name}_{key}": value for name, entry in tasks.items() for key, value in entry["metrics"].items()},
+        "intervals": {name: entry["interval"] for name, entry in tasks.items()},
+        "baselines": {name: entry["baselines"] for name, entry in tasks.items() if entry["baselines"]},
+        "beats_baselines": all(beaten) if beaten else None,
         "failed_seeds": failed,
-        "retried_seeds": next(iter(each.values()))["retried_seeds"],
-        "selected_on": ", ".join(dict.fromkeys(filter(None, (entry["selected_on"] for entry in each.values())))) or None,
+        "retried_seeds": next(iter(tasks.values()))["retried_seeds"],
+        "selected_on": ", ".join(dict.fromkeys(entry["selected_on"] for entry in tasks.values() if entry["selected_on"])) or None,
     }
 
 
@@ -128,82 +316,36 @@ def spread(values: Sequence[float]) -> dict[str, float | None]:
     }
 
 
-def _all_beaten(beaten: Sequence[bool | None]) -> bool | None:
-    known = [each for each in beaten if each is not None]
-    return all(known) if known else None
-
-
-def _reason(record: dict[str, Any], name: str) -> str | None:
-    reason: str | None = record.get("failure") or record.get("failures", {}).get(name)
-    return reason
-
-
-def _value(values: Sequence[float | None], place: int) -> float:
-    value = values[place]
-    return float("-inf") if value is None else value
-
-
-BASELINES_FILE = "baselines.json"
-
-Baselines = dict[str, dict[str, Any]]
-"""Baselines by name, the simplest first: `title`, `metrics` with the headline first, `train_examples`."""
-
-
-def measured_baselines(data: Mapping[str, TaskData], folder: Path, progress: Progress) -> dict[str, Baselines]:
-    """The baselines of each task on its evaluated split.
-
-    Args:
-        folder: folder in which measured baselines are kept; they are reused as long as the examples are the same.
-    """
-    kept = _kept_baselines(folder)
-    found: dict[str, dict[str, Any]] = {}
+def measured_baselines(data: Mapping[str, TaskData], progress: Progress) -> dict[str, list[BaselineScore]]:
+    """The baselines of each task on its evaluated split."""
+    measured: dict[str, list[BaselineScore]] = {}
     for name, each in data.items():
-        found[name] = _task_baselines(each, kept.get(name, {}), progress)
-        if found[name] != kept.get(name):  # saved per task, in case the next one is interrupted
-            write_json(folder / BASELINES_FILE, kept | found)
-    return {name: entry["baselines"] for name, entry in found.items()}
+        measured[name] = []
+        for score in measure_baselines(each.task, each.train.examples, each.evaluated[each.dev_name].examples, progress.note):
+            metric = each.task.metrics[0]
+            progress.note(f"{name}: baseline, {score.title}: {metric} {score.metrics[metric]:.4f}")
+            measured[name].append(score)
+    return measured
 
 
-def compared(baselines: Baselines, metric: str, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """`baselines`, the name of the best one as `best_baseline`, and whether the model beats it as `beats_baselines`.
+def compare(
+    task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction], baselines: Sequence[BaselineScore]
+) -> dict[str, Any]:
+    """The 95 % `interval` of the headline metric (None for many examples), and the comparison with the baselines.
+
+    `beats_baselines` is true only if a paired test on the same examples supports it against `best_baseline`; `comparison` has
+    the difference, its interval and the verdict.
 
     Args:
-        metric: headline metric of the task.
-        metrics: metrics of the model; empty if it has no score.
+        predictions: predictions of the model for the examples; empty if it has no score.
     """
-
-    def standing(name: str) -> list[float]:
-        found: Mapping[str, float] = baselines[name]["metrics"]
-        return [found[each] for each in deciding_metrics(metric, found)]
-
-    best = max(baselines, key=standing, default=None)
-    beats = None if best is None or not metrics else unbeaten_metric(metric, metrics, baselines[best]["metrics"]) is None
-    return {"baselines": baselines, "best_baseline": best, "beats_baselines": beats}
-
-
-ADVICE = (
-    "More labeled examples, a model pre-trained for longer, or one adapted to such text (discern adapt) may help; "
-    "`discern finetune --sweep-rates` looks for a better learning rate."
-)
-"""Advice for a model that does not beat its baselines."""
-
-
-def _task_baselines(data: TaskData, kept: Mapping[str, Any], progress: Progress) -> dict[str, Any]:
-    made_from = {"train": data.digests["train"], "evaluated": data.digests[data.dev_name], "discern": __version__}
-    if kept.get("made_from") == made_from:
-        return dict(kept)
-    task, train, evaluated = data.task, data.train.examples, data.evaluated[data.dev_name].examples
-    found: Baselines = {}
-    for score in measure_baselines(task, train, evaluated, progress.note):
-        metric = task.metrics[0]
-        progress.note(f"{task.name}: baseline, {score.title}: {metric} {score.metrics[metric]:.4f}")
-        found[score.name] = score.record()
-    return {"made_from": made_from, "baselines": found}
-
-
-def _kept_baselines(folder: Path) -> dict[str, Any]:
-    """The baselines that were measured before; empty if there is no file, or a damaged one."""
-    try:
-        return read_object(folder / BASELINES_FILE, hint="")
-    except DataError:
-        return {}
+    few = bool(predictions) and len(examples) < _MAX_EXAMPLES
+    best = best_baseline(task.metrics[0], baselines)
+    comparison = paired(task, examples, predictions, best.predictions) if best is not None and predictions else None
+    return {
+        "interval": list(interval(task, examples, predictions)) if few else None,
+        "baselines": {baseline.name: baseline.record() for baseline in baselines},
+        "best_baseline": None if best is None else best.name,
+        "beats_baselines": None if comparison is None else comparison.verdict == "better",
+        "comparison": None if comparison is None else comparison.record(),
+    }

@@ -1,51 +1,60 @@
-"""Fine-tuning; read this module first. It loads the model, reads the files, trains and evaluates each seed, and summarizes.
+"""Fine-tuning; read this module first: plan, rows, train each seed, choose the weights, evaluate, write.
 
-The steps are below in this order. `settings` resolves the configuration, `task_files` and `user_files` read the examples,
-`length` fits the steps to the data, `rates` searches for a learning rate, `seed` trains and evaluates one network, `folder`
-guards the output folder, and `results` writes the summary.
+`plan` finds the model, the files and the settings, `settings` resolves them, `data` reads the files, and `results` guards the
+output folder and summarizes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+import shutil
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discern import __version__
-from discern.config.layers import preset_names
-from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
-from discern.data.tokenizer.unknown import UnknownTokens
-from discern.errors import ConfigError, DataError, nearest
-from discern.finetuning.folder import complete_seeds, keep_precision, prepare_folder
-from discern.finetuning.length import with_steps
-from discern.finetuning.rates import at_rate, check_selection, search_rate
-from discern.finetuning.results import measured_baselines, summarize
-from discern.finetuning.seed import FinetunePlan, encoder_of_preset, first_layers, fresh_encoder, run_seed
-from discern.finetuning.settings import FinetuneConfig, Recipe, given_settings, is_fitted, load_finetune_config
-from discern.finetuning.submission import check_rows, check_submission, submit
-from discern.finetuning.task_files import HELD_OUT, ReadingOptions, TaskData, TaskFiles, find_files, read_task
-from discern.finetuning.user_files import user_task
-from discern.model_files.finetuned import RESULTS_FILE, SCORES_FILE, seed_folder
-from discern.model_files.folder import LoadedEncoder, open_model
-from discern.model_files.hub import local_model
-from discern.progress import Progress, warning_to
-from discern.storage.checksums import write_json
-from discern.storage.output import OutputFolder
-from discern.tasks import tasks as registry
-from discern.tasks.base import Definition, TextEncoder
-from discern.tasks.examples import tag_counts
-from discern.tasks.frames import FRAMES
-from discern.tasks.glue import GLUE
-from discern.tasks.tags import resemble_marks
-from discern.training.distributed import Ranks, check_ranks, join_ranks
-from discern.training.interrupt import stop_on_signals
-from discern.training.metrics_log import check_trackers
-from discern.wording import counted
+import numpy as np
+import torch
+from safetensors.torch import save
+from torch import nn
 
-# With fewer examples, the standard error of an accuracy is more than seven points.
-_FEW_EVALUATED = 50
-_SHOWN_DIGITS = 16  # of a hash
+from discern.config.layers import override_combinations
+from discern.config.schema import Schema
+from discern.data.batching.stream import derive_key
+from discern.errors import CheckpointError, ConfigError, NumericsError
+from discern.finetuning.data import TaskData
+from discern.finetuning.plan import FinetunePlan, read_rows, resolve_settings
+from discern.finetuning.results import (
+    check_ranks_agree,
+    complete_seeds,
+    keep_precision,
+    measured_baselines,
+    prepare_folder,
+    summarize,
+)
+from discern.finetuning.settings import FinetuneConfig, Recipe
+from discern.model_files.finetuned import MODEL_FILE, RESULTS_FILE, SCORES_FILE, predictions_file, seed_folder
+from discern.model_files.folder import choose_encoder, draw_weights
+from discern.models.fused_ops import Dropout
+from discern.progress import Progress, warning_to
+from discern.storage.checksums import read_object, remove_recorded, write_json, write_lines, write_recorded
+from discern.storage.output import OutputFolder
+from discern.tasks.features import TaskRowsInOrder, TaskStream
+from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales, scale
+from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
+from discern.training import checkpoint
+from discern.training.checkpoint import model_tensors
+from discern.training.distributed import Ranks, check_consistency, join_ranks
+from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
+from discern.training.loop import train
+from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.replica import use_average
+from discern.training.state import EarlyStopping, State, TrainContext
+
+SWEEP_FILE = "sweep.json"
+_RATE_FACTORS = (1.0, 1 / 3, 3.0)
+# Length of a trial of a learning rate: a fraction of the steps of a seed, and a minimum.
+_TRIAL_FRACTION, _MIN_TRIAL_STEPS = 1 / 3, 100
 
 
 def finetune(
@@ -60,14 +69,18 @@ def finetune(
     seeds: int = 1,
     untrained: bool = False,
     tokenizer: Path | None = None,
+    sweep: Sequence[str] = (),
     submission: Path | None = None,
     baselines: bool = True,
     debug: bool = False,
+    overwrite: bool = False,
     device: str = "auto",
 ) -> dict[str, Any]:
     """Train and evaluate every seed, and return the contents of results.json.
 
-    Complete seeds are not trained again; an interrupted seed is continued.
+    Complete seeds are not trained again; an interrupted seed is continued. With a sweep, each combination has a folder of its
+    own in `out`, and the results are those of the best combination by the median of its seeds; `chosen_on` names the splits
+    whose scores chose it.
 
     Args:
         model: a run, an export, a Hugging Face folder, or the name of a preset.
@@ -77,324 +90,415 @@ def finetune(
         seeds: number of seeds, counted from `train.seed`.
         untrained: start from random weights instead of the model's.
         tokenizer: tokenizer of a preset, which has none of its own.
+        sweep: values per setting, "learning_rate=1e-4,3e-4"; the section of a key may be left out.
         submission: folder of the zip for the GLUE site.
         baselines: also evaluate simple predictors.
         debug: use a hundred examples of each file.
+        overwrite: replace another fine-tuning in `out`.
 
     Raises:
         ConfigError, DataError: an argument, a setting or a file is wrong; nothing has been written.
         CheckpointError: the disk is full, or a checkpoint is damaged.
         KeyboardInterrupt, SystemExit(143): the training was interrupted and has been saved.
     """
-    check_folders(model, out, tasks, submission)
+    # Plan: the arguments, the model, and the settings of every combination, so that a mistake in the last one shows at once.
+    if seeds < 1:
+        raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
+    combinations = override_combinations(sweep, Schema.of(FinetuneConfig, {}, {}).fields)
+    folders = [out / name if name else out for name in combinations]
+    submits = submission is not None
+    if submission is not None:
+        from discern.finetuning.submission import check_submission
+
+        check_submission([name for name, _ in tasks])
+        OutputFolder(submission).check(Path(model), option="--submission")
+    for folder in folders:
+        OutputFolder(folder).check(Path(model), *(data for _, data in tasks))
     loaded = choose_encoder(model, tokenizer, untrained=untrained, warn=progress.note)
-    resolved = resolve_finetuning(loaded, tasks=tasks, config=config, overrides=overrides, recipe=recipe)
-    check_trackers(resolved.config.train.tracker, tensorboard=resolved.config.train.tensorboard)
-    plan = prepare_finetuning(loaded, resolved, out=out, debug=debug, submits=submission is not None, progress=progress)
+    settings = [
+        resolve_settings(loaded, tasks, config, (*overrides, *assignments), recipe, progress)
+        for assignments in combinations.values()
+    ]
+
+    runs: list[tuple[str, FinetunePlan, dict[str, Any]]] = []
     with join_ranks(device) as ranks:
-        check_plan(plan, seeds, ranks)
-        results = train_seeds(plan, seeds, ranks, progress, baselines_folder=out if baselines else None)
+        check_consistency(ranks, {"sweep": " ".join(combinations)})
+        for name, folder, resolved in zip(combinations, folders, settings, strict=True):
+            if name:
+                progress.note(f"sweep: {name}")
+            plan = read_rows(loaded, resolved, folder, progress, debug=debug, submits=submits)
+            plan = replace(plan, seeds=seeds, baselines=baselines, overwrite=overwrite)
+            check_ranks_agree(plan, ranks)
+            runs.append((name, plan, train_seeds(plan, ranks, progress)))
+        best, plan, results = max(runs, key=lambda run: float("-inf") if run[2]["median"] is None else run[2]["median"])
+        if sweep:
+            keys = ("metric", "median", "standard_deviation", "scores", "failed_seeds")
+            table = [{"folder": name, **{key: entry[key] for key in keys}} for name, _, entry in runs]
+            splits = ", ".join(dict.fromkeys(data.dev_name for data in plan.data.values()))
+            results |= {"best_folder": best, "chosen_on": splits if len(runs) > 1 else None, "sweep": table}
+            if ranks.writes:
+                write_json(out / SWEEP_FILE, results)
         if submission is not None and ranks.writes:
+            from discern.finetuning.submission import submit
+
             results |= submit(plan, results["best_seed"], submission, ranks.device, progress)
     return results
 
 
-def check_folders(model: str, out: Path, tasks: Sequence[tuple[str, Path]], submission: Path | None) -> None:
-    """Check that the output does not overwrite an input, and that a submission is requested only for tasks of GLUE.
-
-    Raises:
-        ConfigError: it would, or no task is one of GLUE.
-    """
-    if submission is not None:
-        check_submission([name for name, _ in tasks])
-    OutputFolder(out).check(Path(model), *(folder for _, folder in tasks))
-    if submission is not None:
-        OutputFolder(submission).check(Path(model), option="--submission")
+# ---- Train each seed ----
 
 
-def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn: Callable[[str], None]) -> LoadedEncoder:
-    """Load the encoder to fine-tune.
-
-    Args:
-        model: folder of a run, an export, a fine-tuned model (of its best seed) or a Hugging Face model, the name of one on the
-            Hub, or the name of a preset.
-        tokenizer: tokenizer of a preset, which has none of its own.
-        untrained: use the sizes and the tokenizer of the model, but random weights.
-
-    Raises:
-        ConfigError: a preset has no tokenizer, or one is given for a model.
-        DataError: the model does not exist or cannot be read.
-        CheckpointError: its weights are missing or damaged.
-    """
-    folder = Path(model) if model in preset_names() else local_model(model, warn)
-    if folder.exists():
-        if tokenizer is not None:
-            raise ConfigError("--tokenizer is for presets; a model has its own", hint="leave out --tokenizer")
-        loaded = open_model(folder, warn=warn).encoder
-        return fresh_encoder(loaded, 0) if untrained else loaded
-    if model not in preset_names():
-        match = nearest(model, preset_names())
-        near = f"did you mean the preset '{match}'?" if match else f"presets: {', '.join(preset_names())}"
-        raise DataError(
-            f"there is no folder {model}, and no preset of that name", hint=f"give a run, an export or a model folder; {near}"
-        )
-    if tokenizer is None:
-        raise ConfigError(
-            f"preset {model} has no tokenizer", hint="--tokenizer PATH: a tokenizer.json, a vocab.txt or a model folder"
-        )
-    return encoder_of_preset(model, tokenizer, 0)
-
-
-@dataclass(frozen=True)
-class ResolvedFinetuning:
-    """The settings of a fine-tuning with its files, before any example is encoded.
-
-    Attributes:
-        files: the files of each task.
-        notes: decisions about the settings, one per line.
-        user_set: dotted keys that a file or --set gave.
-    """
-
-    files: list[TaskFiles]
-    config: FinetuneConfig
-    notes: list[str]
-    user_set: frozenset[str]
-
-
-def resolve_finetuning(
-    loaded: LoadedEncoder,
-    *,
-    tasks: Sequence[tuple[str, Path]] = (),
-    config: Path | None = None,
-    overrides: Sequence[str] = (),
-    recipe: Recipe = "auto",
-) -> ResolvedFinetuning:
-    """Find the files of the tasks, and resolve and check the settings.
-
-    Raises:
-        ConfigError, DataError: a task, a file or a setting is wrong.
-    """
-    given = given_settings(config, overrides)
-    if tasks:
-        definitions: list[Definition[Any]] = [registry.load(name) for name, _ in tasks]
-        files = [find_files(each, folder) for each, (_, folder) in zip(definitions, tasks, strict=True)]
-    else:
-        files = [user_task(given)]
-        definitions = [files[0].definition]
-    names = [each.name for each in definitions]
-    if len(set(names)) < len(names):
-        raise ConfigError(f"a task is named twice: {', '.join(names)}", hint="name each task once")
-    resolved = load_finetune_config(definitions, loaded.encoder.config, given, recipe=recipe, encoder=type(loaded.encoder))
-    if tasks:
-        _refuse_files(resolved.config, resolved.user_set)
-    own = loaded.encoder.fine_tuning.get("finetune.frame", "cls-first")
-    for each in definitions:
-        source = each.source.configured(resolved.config.task_config(each.name))
-        if source.needs_dropout and not resolved.config.finetune.dropout:
-            raise ConfigError(
-                "finetune.dropout is 0, but training on single texts encodes each text twice, with different dropout",
-                hint="--set finetune.dropout=0.1, or --set task.positives=crop for paragraphs of text",
-            )
-        each.family.check_encoder(resolved.config.task_config(each.name), loaded.encoder.config)
-        if each.family.own_frame and (frame := resolved.config.finetune.frame) != own:
-            raise ConfigError(
-                f"finetune.frame is '{frame}', but vectors of this encoder are read in its own framing, '{own}'",
-                hint="leave it out",
-            )
-    FRAMES[resolved.config.finetune.frame].check(loaded.encoder)
-    fitted, notes = _fit_lengths(resolved.config, names, loaded, resolved.user_set)
-    return ResolvedFinetuning(files, fitted, notes, resolved.user_set)
-
-
-def prepare_finetuning(
-    loaded: LoadedEncoder,
-    resolved: ResolvedFinetuning,
-    *,
-    out: Path,
-    progress: Progress,
-    debug: bool = False,
-    submits: bool = False,
-) -> FinetunePlan:
-    """Read, check and encode all files, and fix the length of the training. Writes nothing.
-
-    Args:
-        submits: also read the test files of GLUE, for a submission.
-
-    Raises:
-        ConfigError, DataError: a file does not fit its task, or is not the whole test file that a submission needs.
-    """
-    if resolved.config.finetune.layers is not None:
-        loaded = first_layers(loaded, resolved.config.finetune.layers)
-    tokenizer = load_tokenizer(loaded.tokenizer_path)
-    text = TextEncoder(tokenizer, special_tokens(tokenizer))
-    data = {}
-    for files in resolved.files:
-        name = files.definition.name
-        options = ReadingOptions(
-            resolved.config.finetune.heldout_fraction,
-            resolved.config.finetune.train_rows,
-            debug=debug,
-            test=submits and name in GLUE,
-            selects=resolved.config.finetune.rate_search or is_fitted(resolved.config.finetune.recipe, resolved.user_set),
-        )
-        data[name] = read_task(files, resolved.config.task_config(name), text, options)
-        _note_data(data[name], text, progress)
-    config, fitted = with_steps(resolved.config, data, resolved.user_set, debug=debug)
-    for line in (*resolved.notes, *((fitted,) if fitted else ())):
-        progress.note(line)
-    plan = FinetunePlan(loaded, config, data, out, debug)
-    if submits:
-        check_rows(plan)
-    return plan
-
-
-def _refuse_passes_of_divided_weights(config: FinetuneConfig, task: str, ranks: Ranks) -> None:
-    """Raise a ConfigError if the gradient of a step is computed from parts of it while no rank has the whole weights."""
-    passes = getattr(config.task_config(task), "texts_per_pass", None)
-    if passes and config.train.divides_weights(ranks.world_size):
-        raise ConfigError(
-            f"{config.task_prefix(task)}texts_per_pass is {passes}, which needs whole weights on every process, but "
-            f"train.parallel is '{config.train.parallel}'",
-            hint="--set train.parallel=ddp, or leave out texts_per_pass",
-        )
-
-
-def check_plan(plan: FinetunePlan, seeds: int, ranks: Ranks) -> None:
-    """Check that the settings work on several ranks, and that all are about to train the same model on the same examples.
-
-    Raises:
-        ConfigError, DataError: they do not, or a rank differs; the message names it. Nothing has been written.
-    """
-    if seeds < 1:
-        raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
-    train = plan.config.train
-    check_selection(plan)
-    if ranks.world_size == 1:
-        return
-    if train.sequences_per_step % ranks.world_size:
-        raise ConfigError(
-            f"train.sequences_per_step {train.sequences_per_step} cannot be divided evenly among {ranks.world_size} processes",
-            hint=f"--set train.sequences_per_step={-(-train.sequences_per_step // ranks.world_size) * ranks.world_size}",
-        )
-    for name in plan.data:
-        _refuse_passes_of_divided_weights(plan.config, name, ranks)
-    examples = {
-        f"examples of {name} ({split})": digest[:_SHOWN_DIGITS]
-        for name, data in plan.data.items()
-        for split, digest in data.digests.items()
-    }
-    check_ranks(
-        ranks,
-        plan.out,
-        plan.config,
-        model=plan.loaded.source_fingerprint[:_SHOWN_DIGITS],
-        tokenizer=fingerprint(load_tokenizer(plan.loaded.tokenizer_path))[:_SHOWN_DIGITS],
-        seeds=str(seeds),
-        debug=str(plan.debug),
-        version=__version__,
-        **examples,
-    )
-
-
-def train_seeds(
-    plan: FinetunePlan, seeds: int, ranks: Ranks, progress: Progress, *, baselines_folder: Path | None = None
-) -> dict[str, Any]:
-    """Train and evaluate the seeds that are not complete; return the contents of results.json, over all complete seeds.
-
-    Args:
-        baselines_folder: folder in which measured baselines are kept; None: measure no baselines.
-    """
+def train_seeds(plan: FinetunePlan, ranks: Ranks, progress: Progress) -> dict[str, Any]:
+    """Train and evaluate the seeds that are not complete; return the contents of results.json, over all complete seeds."""
     with stop_on_signals() as stop, OutputFolder(plan.out) as folder:
         prepare_folder(plan, ranks, folder)
         plan = replace(plan, precision=keep_precision(plan, ranks))
-        baselines = {}
-        if baselines_folder is not None and ranks.writes:
-            baselines = measured_baselines(plan.data, baselines_folder, progress)
+        baselines = measured_baselines(plan.data, progress) if plan.baselines and ranks.writes else {}
         # With many tasks, baselines take minutes, which is longer than ranks wait for each other within a step.
         ranks.barrier()
         search = None
         if plan.config.finetune.rate_search:
             search = search_rate(plan, ranks, progress, stop)
-            plan = replace(plan, config=at_rate(plan.config, search["learning_rate"]))
+            plan = replace(plan, config=plan.config.with_values({"optimizer.learning_rate": search["learning_rate"]}))
         first = plan.config.train.seed
-        asked = range(first, first + seeds)
-        for seed in asked:
+        requested = range(first, first + plan.seeds)
+        for seed in requested:
             if not (seed_folder(plan.out, seed) / SCORES_FILE).is_file():
                 run_seed(plan, seed, ranks, progress, stop)
             ranks.barrier()  # the others wait for the scores that rank 0 writes
-        earlier = sorted(complete_seeds(plan.out).difference(asked))
+        earlier = sorted(complete_seeds(plan.out).difference(requested))
         if earlier:
             seeds_of, them = ("seed", "it") if len(earlier) == 1 else ("seeds", "them")
             progress.note(f"{plan.out} already holds {seeds_of} {', '.join(map(str, earlier))}; the results include {them}")
-        results = summarize(plan.out, plan.data, plan.config, plan.loaded.description, sorted({*asked, *earlier}), baselines)
+        results = summarize(plan.out, plan.data, plan.config, plan.loaded.description, sorted({*requested, *earlier}), baselines)
         results |= {"debug": plan.debug, **({"rate_search": search} if search else {})}
         if ranks.writes:
             write_json(plan.out / RESULTS_FILE, results)
+            shutil.rmtree(plan.out / "rates", ignore_errors=True)
     return results
 
 
-def _refuse_files(config: FinetuneConfig, user_set: frozenset[str]) -> None:
-    """Raise a ConfigError if the settings name files of the user's own, which a named task would ignore."""
-    given = [f"files.{key}" for key, value in config.files if value is not None and f"files.{key}" in user_set]
-    if given:
-        raise ConfigError(
-            f"a named task has its own files and columns, but the settings contain {', '.join(given)}",
-            hint="leave out --task, or remove [files] from the settings file",
+def search_rate(plan: FinetunePlan, ranks: Ranks, progress: Progress, stop: StopRequest) -> dict[str, Any]:
+    """The learning rate whose short training run scored best on the evaluated split, with all trials under `trials`.
+
+    Each trial has its own warm-up and decay. Equal scores are decided by the lower loss. The configured rate is tried first,
+    and is used if every trial diverges. Trials that were interrupted are continued.
+    """
+    finished = plan.out / RESULTS_FILE
+    if finished.is_file():
+        earlier: dict[str, Any] = read_object(finished, hint=f"remove {finished}")["rate_search"]
+        return earlier
+    folder, trials = plan.out / "rates", list[dict[str, Any]]()
+    optimizer, whole = plan.config.optimizer, plan.config.train.max_steps
+    steps = min(whole, max(_MIN_TRIAL_STEPS, round(whole * _TRIAL_FRACTION)))
+    for factor in _RATE_FACTORS:
+        rate = optimizer.learning_rate if factor == 1 else float(f"{optimizer.learning_rate * factor:.2g}")
+        shorter: dict[str, Any] = {
+            "optimizer.learning_rate": rate,
+            "optimizer.warmup_steps": round(optimizer.warmup_steps * steps / whole),
+            "train.max_steps": steps,
+            "train.evaluate_every_steps": steps,
+            "finetune.keep": "last",
+            "finetune.patience": 0,
+        }
+        if optimizer.decay_steps is not None:
+            shorter["optimizer.decay_steps"] = max(1, round(optimizer.decay_steps * steps / whole))
+        trial = replace(plan, config=plan.config.with_values(shorter))
+        trained = train_network(trial, trial.config.train.seed, folder / f"{rate:g}", f"rate {rate:g}", ranks, progress, stop)
+        score, loss = (None, None) if trained.diverged else (trained.state.best, trained.state.best_loss)
+        came_to = "diverged" if score is None else f"{score:.4f}"
+        progress.note(f"learning rate {rate:g}: {came_to} after {trained.state.step:,} steps")
+        trials.append({"learning_rate": rate, "steps": trained.state.step, "score": score, "loss": loss})
+    best = max(trials, key=lambda trial: (-1e9, 0.0) if trial["score"] is None else (trial["score"], -trial["loss"]))
+    tried = ", ".join(format(trial["learning_rate"], "g") for trial in trials)
+    progress.note(f"learning rate {best['learning_rate']:g}, the best of {tried}")
+    return {"learning_rate": best["learning_rate"], "trials": trials}
+
+
+@dataclass(frozen=True, eq=False)
+class TrainedNetwork:
+    """A network after training.
+
+    Attributes:
+        padding: fraction of positions in the batches that held padding.
+        diverged: message of the numerical error that ended the training, or None.
+    """
+
+    objective: SupervisedObjective
+    state: State
+    padding: float
+    diverged: str | None
+
+
+def run_seed(plan: FinetunePlan, seed: int, ranks: Ranks, progress: Progress, stop: StopRequest) -> None:
+    """Train and evaluate one seed, and write its scores.
+
+    A seed that diverges or learns nothing is trained again with other random numbers, `finetune.retries` times at most; the
+    failure of the last attempt is a result as well.
+    """
+    folder, retries = seed_folder(plan.out, seed), plan.config.finetune.retries
+    failed: list[dict[str, Any]] = []
+    while True:
+        attempt = folder / f"retry-{len(failed)}" if failed else folder
+        draw = attempt_seed(seed, len(failed))
+        trained = train_network(plan, draw, attempt, f"seed {seed}", ranks, progress, stop)
+        kept_step = trained.state.step
+        if plan.config.finetune.keep == "best" and trained.diverged is None:
+            kept_step = _take_best(attempt, trained, progress)
+            ranks.barrier()  # rank 0 removes the best weights at the end
+        scores = {"kept_step": kept_step} | evaluate(plan, trained, folder, progress, writes=ranks.writes)
+        reason = scores.get("failure") or "; ".join(scores.get("failures", {}).values())
+        done = not reason or len(failed) >= retries
+        if ranks.writes:
+            if done:  # written last: this file marks the seed as complete
+                write_json(folder / SCORES_FILE, scores | ({"retried": failed} if failed else {}))
+            # What only an interrupted training needs. The debug files of a diverged training are kept.
+            for name in ("checkpoints", "best", *(() if "failure" in scores else ("debug",))):
+                shutil.rmtree(attempt / name, ignore_errors=True)
+        if done:
+            return
+        failed = [*failed, {"draw": draw, "failure": reason}]
+        progress.note(f"seed {seed} failed: {reason}; attempt {len(failed) + 1} of {retries + 1}")
+
+
+def attempt_seed(seed: int, attempt: int) -> int:
+    """Random seed of an attempt: the seed itself for the first one, numbers derived from it for the others."""
+    return derive_key(seed, "another draw", attempt) % 2**31 if attempt else seed
+
+
+def train_network(
+    plan: FinetunePlan, seed: int, folder: Path, name: str, ranks: Ranks, progress: Progress, stop: StopRequest
+) -> TrainedNetwork:
+    """Train a network, continuing from the newest checkpoint in the folder if there is one.
+
+    Args:
+        seed: seed of all random numbers.
+        folder: folder of the checkpoints and the metrics log.
+        name: label of the progress bar.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config, finetuning = plan.config.train.model_copy(update={"seed": seed}), plan.config.finetune
+    objective = build_supervised(plan)
+    objective.initialize(seed)
+    if not plan.loaded.trained:
+        draw_weights(objective.encoder, seed)
+
+    # The newest checkpoint; the training is finished if early stopping had already ended it.
+    contents = checkpoint.load_newest(folder / "checkpoints", progress.note) if (folder / "checkpoints").is_dir() else None
+    state = State()
+    if contents is not None:
+        checkpoint.load_model_tensors(objective, contents.model, str(folder))
+        progress.note(f"resuming {folder} at step {contents.step}")
+        state = State.from_checkpoint(contents)
+        state.finished = 0 < finetuning.patience <= state.evaluations_since_best
+    objective.to(ranks.device)
+    if finetuning.few_shot:
+        return TrainedNetwork(objective, state, 0.0, None)
+    source = TaskStream(
+        {name: data.train.features for name, data in plan.data.items()}, seed, config.sequences_per_step, finetuning.task_alpha
+    )
+    heldout = early_stopping = None
+    if config.evaluate_every_steps > 0:
+        heldout = TaskRowsInOrder({name: split.features for name, split in objective.heldout.items()})
+        several, task = len(plan.data) > 1, next(iter(plan.data.values())).task
+        # On few examples scores often tie, and F1 stays 0 for long: the loss then decides which weights are better.
+        metric, loss = ("mean_headline", "mean_loss") if several else (task.metrics[0], "loss")
+        early_stopping = EarlyStopping(metric, finetuning.patience, finetuning.keep == "best", loss)
+    metrics_log = None
+    if ranks.writes:
+        metrics_log = MetricsLog(
+            folder, state.logged_step, tensorboard=config.tensorboard, tracker=config.tracker, warn=warning_to(progress)
         )
-
-
-def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
-    """Report the notes of the files, unknown tokens, a lack of examples to evaluate on, and the labels."""
-    name = data.task.name
-    for line in data.notes:
-        progress.note(f"{name}: {line}")
-    unknown = UnknownTokens(text.tokenizer)
-    for split in (data.train, *data.evaluated.values(), *data.unlabeled.values()):
-        unknown.add_ids(split.features.input_ids.values)
-    unknown.report(progress.note, warning_to(progress), of=name)
-    evaluated = len(data.evaluated[data.dev_name].examples)
-    if evaluated < _FEW_EVALUATED:
-        ways = ["hold out more with --set finetune.heldout_fraction=0.3"] if data.dev_name == HELD_OUT else []
-        if name not in registry.names():
-            ways.insert(0, "evaluate on more examples with --dev FILE")
-        warning_to(progress)(
-            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are "
-            + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
+    progress.start(name, config.max_steps, "steps")
+    progress.advance(state.step)
+    diverged = None
+    try:
+        train(
+            TrainContext(
+                objective=objective,
+                source=source,
+                heldout=heldout,
+                optimizer=plan.config.optimizer,
+                train=config,
+                ranks=ranks,
+                precision=plan.precision,
+                folder=folder,
+                metrics_log=metrics_log,
+                progress=progress,
+                stop=stop,
+                early_stopping=early_stopping,
+                # 'auto' does not compile here: fine-tuning is short, and its rows have many lengths.
+                compiled=config.compile is True,
+            ),
+            state,
         )
-    labels = data.task.labels.names
-    if data.task.labels.kind == "tags" and data.task.labels.scheme == "none":
-        tags = list(tag_counts(data.train.examples))
-        if resemble_marks(tags):
-            warning_to(progress)(
-                f"{name}: tags such as {', '.join(tags[:5])} mark no spans, so the score is the accuracy over words, not the F1 "
-                "of spans. For F1, write B-TYPE for the first word of a span, I-TYPE for its other words, and O (the letter) "
-                "outside of spans"
-            )
-    if labels:
-        progress.note(f"{name}: {counted(len(labels), 'label')}: {', '.join(labels[:12])}{', ...' if len(labels) > 12 else ''}")
+        logged = any(line["step"] == state.step and "padding_fraction" in line for line in read_metrics(folder))
+        if metrics_log is not None and not state.interrupted and not logged:
+            metrics_log.write({"step": state.step, "padding_fraction": round(source.padding_fraction(state.step), 4)})
+    except NumericsError as problem:
+        diverged = problem.message
+    finally:
+        progress.finish()
+        if metrics_log is not None:
+            metrics_log.close()
+    leave_if_stopped(stop, state.step, progress)
+    if diverged is None:
+        use_average(objective, state.average)
+    return TrainedNetwork(objective, state, round(source.padding_fraction(state.step), 4), diverged)
 
 
-def _fit_lengths(
-    config: FinetuneConfig, names: Sequence[str], loaded: LoadedEncoder, user_set: frozenset[str]
-) -> tuple[FinetuneConfig, list[str]]:
-    """Lower default lengths to the positions that were pre-trained; check lengths that the user set against the model's."""
-    notes = []
-    several = len(names) > 1
-    updates = {}
-    sizes = loaded.encoder.config
-    limited = loaded.encoder.limits_positions(lambda name: getattr(sizes, name))
-    for name in names:
-        task, key = config.task_config(name), f"tasks.{name}.sequence_length" if several else "task.sequence_length"
-        length, positions = task.sequence_length, sizes.max_positions
-        if length > positions and key in user_set and limited:
-            raise ConfigError(f"{key} is {length}, but the model has {positions} positions", hint=f"--set {key}={positions}")
-        if length > loaded.max_length and key not in user_set:
-            notes.append(f"{name}: sequence length {loaded.max_length}, which the model was trained on, instead of {length}")
-            task = task.model_copy(update={"sequence_length": loaded.max_length})
-        elif length > loaded.max_length:
-            notes.append(f"{name}: positions from {loaded.max_length} on were not trained in pre-training")
-        updates[name] = task
-    if several:
-        section = getattr(config, "tasks").model_copy(update=updates)  # noqa: B009
-        return config.model_copy(update={"tasks": section}), notes
-    return config.model_copy(update={"task": updates[names[0]]}), notes
+def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
+    """The objective: a copy of the encoder, with the dropout of the settings, and a new head for each task."""
+    finetuning = plan.config.finetune
+    encoder = copy.deepcopy(plan.loaded.encoder)
+    dropouts = {"hidden_dropout": finetuning.dropout, "attention_dropout": finetuning.dropout}
+    encoder.config = encoder.config.model_copy(update=dropouts)
+    for module in encoder.modules():
+        if isinstance(module, Dropout):
+            module.probability = finetuning.dropout
+    return supervised(
+        encoder,
+        {name: data.task for name, data in plan.data.items()},
+        dropout=finetuning.dropout,
+        reduction=finetuning.reduction,
+        frame=finetuning.frame,
+        sequences_per_step=plan.config.train.sequences_per_step,
+        heldout={name: data.evaluated[data.dev_name] for name, data in plan.data.items()},
+    )
+
+
+# ---- Choose the weights, evaluate, write ----
+
+
+def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> int:
+    """Take the best weights, and return their step."""
+    contents = checkpoint.load_newest(folder / "best", progress.note) if (folder / "best").is_dir() else None
+    if contents is None:
+        return trained.state.step
+    checkpoint.load_model_tensors(trained.objective, contents.weights, str(folder))
+    progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
+    return contents.step
+
+
+def evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progress: Progress, *, writes: bool) -> dict[str, Any]:
+    """Evaluate a trained network, and return the contents of scores.json.
+
+    `tasks` has the metrics of each task, `failures` the reason for each that learned nothing, `failure` that of a network that
+    diverged. Writes predictions, mistakes and weights. Weights may overflow in the last update, which only the outputs show.
+    """
+    rows = sum(len(data.train.features) for data in plan.data.values())
+    scores: dict[str, Any] = {
+        "steps": trained.state.step,
+        "passes": round(trained.state.step * plan.config.train.sequences_per_step / rows, 2),
+        "seconds": round(trained.state.seconds, 3),
+        "tokens": trained.state.tokens,
+        "padding_fraction": trained.padding,
+    }
+    diverged = trained.diverged
+    if diverged is None:
+        try:
+            for data in plan.data.values():
+                calibrate(trained.objective, data, few_shot=plan.config.finetune.few_shot)
+            scores |= _measure(plan, trained.objective, folder if writes else None, progress)
+        except NumericsError as problem:
+            diverged = problem.message
+    if diverged is not None:
+        scores |= {"tasks": {}, "failure": f"diverged: {diverged}"}
+    if writes and diverged is None:
+        write_weights(folder, trained.objective)
+    elif writes:
+        # Files of an earlier attempt, or of the splits before the one whose outputs were not finite.
+        remove_recorded([*folder.glob("predictions-*.jsonl"), *folder.glob("mistakes-*.jsonl"), folder / MODEL_FILE])
+    return scores
+
+
+def calibrate(objective: SupervisedObjective, data: TaskData, *, few_shot: bool) -> None:
+    """Fit the n-grams of the head, if it has them, and scale the logits by the examples that the score is computed on.
+
+    The scales are folded into the head. They have one or two parameters, and do not change what a network alone predicts.
+
+    Args:
+        few_shot: fit the output layer, too; its scale comes from cross-validation.
+    """
+    head: Any = objective.heads[data.task.name]
+    split = data.evaluated[data.dev_name]
+    if data.task.labels.kind not in ("single", "multi", "tags"):
+        return
+    if few_shot:
+        # Without its last layer, the head returns the states.
+        output, ngrams, head.output, head.ngrams = head.output, head.ngrams, nn.Identity(), None
+        states, _ = outputs_of(objective, data.task.name, replace(data.train.features, targets={}))
+        head.output, head.ngrams = output, ngrams
+        fit_few_shot(output, ngrams, torch.from_numpy(np.stack([row["logits"] for row in states])), data.train.features)
+        return
+    outputs, loss = outputs_of(objective, data.task.name, split.features)
+    refuse_non_finite(data.task.name, outputs, loss)
+    # Tags have logits for each token, and for the padding of the batch.
+    lengths = split.features.input_ids.lengths
+    rows = [np.atleast_2d(row["logits"])[:length] for row, length in zip(outputs, lengths, strict=True)]
+    logits = [torch.from_numpy(np.concatenate(rows))]
+    ngrams = getattr(head, "ngrams", None)
+    if ngrams is not None:
+        fit_ngrams(ngrams, data.train.features)
+        both, _ = outputs_of(objective, data.task.name, split.features)
+        logits.append(torch.from_numpy(np.stack([row["logits"] for row in both])) - logits[0])
+    scale(fit_scales(logits, split.features.targets), head.output, ngrams)
+
+
+def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | None, progress: Progress) -> dict[str, Any]:
+    """`tasks` and `failures` of scores.json.
+
+    Args:
+        folder: folder of the seed, for predictions and mistakes; None: write nothing.
+
+    Raises:
+        NumericsError: the outputs of the network are not finite.
+    """
+    scores: dict[str, Any] = {"tasks": {}}
+    for name, data in plan.data.items():
+        task = data.task
+        entry: dict[str, float] = {}
+        for split_name, split in data.evaluated.items():
+            predictions, loss = predict_split(objective, data, split_name)
+            values = task.score(split.examples, predictions)
+            for line in values.undefined(split_name):
+                progress.note(f"{name}: {line}")
+            headline = split_name == data.dev_name
+            prefix = "" if headline else f"{split_name.removeprefix('dev_')}_"
+            entry |= {f"{prefix}{metric}": value for metric, value in values.values.items()} | {f"{prefix}loss": loss}
+            if folder is not None:
+                write_lines(predictions_file(folder, name, None if headline else split_name), predictions)
+            if headline:
+                if (failure := task.failure(split.examples, predictions)) is not None:
+                    scores.setdefault("failures", {})[name] = failure
+                if folder is not None:
+                    write_lines(folder / f"mistakes-{name}.jsonl", task.mistakes(split.examples, predictions))
+        scores["tasks"][name] = entry
+        for split_name in data.unlabeled if folder is not None else ():
+            assert folder is not None
+            write_lines(predictions_file(folder, name, split_name), predict_split(objective, data, split_name)[0])
+    return scores
+
+
+def predict_split(objective: SupervisedObjective, data: TaskData, split_name: str) -> tuple[list[dict[str, Any]], float]:
+    """The predictions for a split, and the mean loss.
+
+    Raises:
+        NumericsError: the outputs of the network are not finite.
+    """
+    split = (data.evaluated | data.unlabeled)[split_name]
+    outputs, loss = outputs_of(objective, data.task.name, split.features)
+    refuse_non_finite(data.task.name, outputs, loss)
+    return data.task.predict(split.examples, split.features, outputs), loss
+
+
+def write_weights(folder: Path, objective: SupervisedObjective) -> None:
+    """Write the weights of a seed, whole or not at all. The same weights give the same bytes."""
+    try:
+        tensors = {name: tensor.cpu().contiguous() for name, tensor in model_tensors(objective).items()}
+        content = save(tensors, {"format": "pt"})
+        write_recorded(folder, {MODEL_FILE: content})
+    except OSError as problem:
+        raise CheckpointError(
+            f"cannot write to {folder}: {problem.strerror or problem}", hint="free some space, then run the same command"
+        ) from problem

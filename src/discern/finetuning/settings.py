@@ -1,13 +1,13 @@
 """The configuration of a fine-tuning: the recipe for the model's size, the defaults of encoder and tasks, a file, `--set`.
 
-Unless a length is given, `length.py` fits it to the data.
+Unless a length is given, it is fitted to the data.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, cast, get_args
 
 from pydantic import Field, create_model
 
@@ -19,9 +19,10 @@ from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.classification import ClassificationConfig
-from discern.tasks.frames import FrameName
 from discern.tasks.questions import QuestionConfig
+from discern.tasks.supervised import FrameName
 from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
+from discern.training.schedule import overlap
 
 Recipe = Literal["auto", "paper", "google"]
 # Clark et al. 2020, table 7, by maximum hidden size; the released code differs for the small model only.
@@ -44,6 +45,10 @@ _RETRIES = 2
 # With that many steps even a small network overfits without dropout.
 _DROPOUT = 0.1
 _LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
+_FEW_SHOT_ROWS = 100
+# Small data sets are repeated at most this many times, whatever the minimum number of steps (benchmarks/records,
+# "small-data").
+_MAX_EPOCHS, _MAX_EPOCHS_PAIRS = 20, 4
 
 
 class FilesConfig(Section):
@@ -88,16 +93,21 @@ class FinetuneSection(Section):
     recipe: Recipe = Field(
         "auto",
         description="'auto': learning rates of 'paper'. Unless a length is given, it is fitted to the data: training runs for at "
-        "least finetune.min_steps, keeps the weights that score best on held-out examples, and retries failed seeds. 'paper': "
-        "table 7 of the ELECTRA paper. 'google': optimizer, schedule, loss and swapped pairs of the released code; "
+        "least finetune.min_steps, and failed seeds are retried. 'paper': table 7 of the ELECTRA paper. 'google': optimizer, "
+        "schedule, loss and swapped pairs of the released code; "
         "docs/howto/finetune.md lists the differences.",
     )
     epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
     min_steps: int = Field(
         0,
         ge=0,
-        description="Minimum number of updates, up to 50 passes over the training rows. Ignored if finetune.epochs or "
-        "train.max_steps is given.",
+        description="Minimum number of updates, up to 20 passes over the training rows, or 4 for classes of pairs of texts. "
+        "Ignored if finetune.epochs or train.max_steps is given.",
+    )
+    few_shot: bool = Field(
+        False,
+        description="Do not train the encoder: fit a linear layer on its states, and n-grams of tokens, by logistic regression. "
+        "One class per example only. Unless a length is given, the default for fewer than 100 training examples.",
     )
     retries: int = Field(
         0,
@@ -108,7 +118,7 @@ class FinetuneSection(Section):
     rate_search: bool = Field(
         False,
         description="First train briefly with the learning rate, with a third of it and with three times it, then train fully "
-        "with the rate that scores best on held-out examples.",
+        "with the rate that scores best on the evaluated examples.",
     )
     warmup_fraction: float = Field(
         0.1, ge=0, le=1, description="Fraction of the steps used for warm-up; optimizer.warmup_steps overrides it."
@@ -161,17 +171,26 @@ class FinetuneConfig(Section):
         config: TaskConfig = getattr(several, name) if several is not None else getattr(self, "task")  # noqa: B009
         return config
 
-    def with_task_values(self, name: str, values: Mapping[str, Any]) -> FinetuneConfig:
-        """The configuration with other values of settings of a task."""
-        changed = self.task_config(name).model_copy(update=dict(values))
-        several = getattr(self, "tasks", None)
-        return self.model_copy(
-            update={"task": changed} if several is None else {"tasks": several.model_copy(update={name: changed})}
-        )
-
     def task_prefix(self, name: str) -> str:
         """What the dotted keys of a task's settings begin with."""
         return "task." if getattr(self, "tasks", None) is None else f"tasks.{name}."
+
+    def with_values(self, values: Mapping[str, Any]) -> FinetuneConfig:
+        """The configuration with other values, by dotted key."""
+        sections: dict[str, dict[str, Any]] = {}
+        for key, value in values.items():
+            section, _, name = key.partition(".")
+            sections.setdefault(section, {})[name] = value
+        return self.model_copy(
+            update={section: getattr(self, section).model_copy(update=update) for section, update in sections.items()}
+        )
+
+    def with_task_values(self, name: str, values: Mapping[str, Any]) -> FinetuneConfig:
+        """The configuration with other values of settings of a task."""
+        several = getattr(self, "tasks", None)
+        if several is None:
+            return self.with_values({f"task.{key}": value for key, value in values.items()})
+        return self.with_values({f"tasks.{name}": self.task_config(name).model_copy(update=dict(values))})
 
 
 def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
@@ -205,96 +224,41 @@ def load_finetune_config(
     Raises:
         ConfigError: at least one setting is wrong; the message names all problems.
     """
-    chosen = _chosen_recipe(given, recipe)
-    published = {} if chosen == "auto" else _published_heads(definitions, chosen)
-    fitted = is_fitted(chosen, given.keys())
-    recipe_layer = _recipe_layer(definitions, model, chosen, fitted=fitted)
-    # A recipe that was asked for determines the head of answers, whatever the encoder.
-    settings = recipe_layer | _encoder_layer(definitions, encoder) | published | given
-    if len(definitions) > 1:
-        _refuse_single_section(settings, definitions)
-    resolved = resolve(_model(definitions), settings, adjust=limit_micro_batch)
-    if not fitted:
-        _refuse_unseen_best(resolved.config)
-    _refuse_part_of_a_split(resolved.config)
-    _refuse_growing_batch(resolved.config)
-    _refuse_parts_of_a_batch(resolved.config, definitions)
+    # The recipe that the settings name, or else the requested one. `resolve` reports an unknown name.
+    setting = given.get("finetune.recipe")
+    if setting is not None and setting.value in get_args(Recipe):
+        if recipe not in ("auto", setting.value):
+            raise ConfigError(
+                f"--recipe {recipe}, but finetune.recipe is {setting.value} ({setting.origin.where})",
+                hint="leave out one of the two",
+            )
+        recipe = cast(Recipe, setting.value)
+    several = len(definitions) > 1
+    for key in given:
+        if several and key.startswith("task."):
+            names = " or ".join(f"tasks.{definition.name}.{key.partition('.')[2]}" for definition in definitions)
+            raise ConfigError(
+                f"{key} is given, but there are {len(definitions)} tasks", hint=f"specify the task: --set {names}=..."
+            )
+    configs: dict[str, Any] = {each.name: (each.family.Config, Field(default_factory=each.family.Config)) for each in definitions}
+    if several:
+        tasks = create_model("TasksSection", __base__=Section, **configs)
+        sections: dict[str, Any] = {"tasks": (tasks, Field(default_factory=tasks))}
+    else:
+        sections = {"task": configs[definitions[0].name]}
+    kind = create_model("FinetuneConfig", __base__=FinetuneConfig, **sections)
+    # Unless a recipe or a length is given, the length is fitted to the data.
+    fitted = recipe == "auto" and not _LENGTHS & given.keys()
+    defaults = _defaults(definitions, model, recipe, encoder, fitted=fitted)
+    resolved: Resolved[FinetuneConfig] = resolve(kind, defaults | given, adjust=limit_micro_batch)
+    _check(resolved.config, definitions)
     return resolved
 
 
-def is_fitted(recipe: Recipe, given: Set[str]) -> bool:
-    """Whether the length of training is fitted to the data: true unless a recipe or a length is given.
-
-    Args:
-        given: dotted keys of the settings that the user gave.
-    """
-    return recipe == "auto" and not _LENGTHS & given
-
-
-def _chosen_recipe(given: Settings, asked: Recipe) -> Recipe:
-    """The recipe that the settings name, or else the requested one."""
-    setting = given.get("finetune.recipe")
-    named = next((recipe for recipe in get_args(Recipe) if setting is not None and setting.value == recipe), None)
-    if setting is None or named is None:  # `resolve` reports any other value
-        return asked
-    if asked not in ("auto", named):
-        raise ConfigError(
-            f"--recipe {asked}, but finetune.recipe is {named} ({setting.origin.where})", hint="leave out one of the two"
-        )
-    recipe: Recipe = named
-    return recipe
-
-
-def _refuse_part_of_a_split(config: FinetuneConfig) -> None:
-    """Raise a ConfigError for partial evaluation: F1 and correlations on a part of the split are different metrics."""
-    rows = config.train.evaluate_sequences
-    if rows:
-        raise ConfigError(
-            f"train.evaluate_sequences is {rows}, but fine-tuning evaluates on the whole dev file",
-            hint="leave it out; a larger train.evaluate_every_steps, or a shorter dev file, saves time",
-        )
-
-
-def _refuse_growing_batch(config: FinetuneConfig) -> None:
-    """Raise a ConfigError for a batch schedule, which counts the positions of rows that all have one length."""
-    if config.train.batch_schedule:
-        raise ConfigError(
-            "train.batch_schedule is for pre-training; in fine-tuning, all updates have the same number of rows",
-            hint="leave it out, and set train.sequences_per_step",
-        )
-
-
-def _refuse_parts_of_a_batch(config: FinetuneConfig, definitions: Sequence[Definition[Any]]) -> None:
-    """Raise a ConfigError for micro-batches of a task whose loss compares the rows of a whole step."""
-    whole = next((each.name for each in definitions if each.family.objective is not None), None)
-    if whole is not None and config.train.micro_batch_size not in (None, config.train.sequences_per_step):
-        raise ConfigError(
-            f"train.micro_batch_size is {config.train.micro_batch_size}, but '{whole}' compares all rows of a step",
-            hint="to save memory: --set task.texts_per_pass=32, which gives the same gradient",
-        )
-
-
-def _refuse_unseen_best(config: FinetuneConfig) -> None:
-    """Raise a ConfigError if settings depend on evaluations that never happen."""
-    finetuning = config.finetune
-    asked = "finetune.keep=best" if finetuning.keep == "best" else "finetune.patience" if finetuning.patience else None
-    if asked is not None and config.train.evaluate_every_steps == 0:
-        raise ConfigError(
-            f"{asked} needs evaluations during training, but train.evaluate_every_steps is 0",
-            hint="--set train.evaluate_every_steps=100",
-        )
-
-
-def _model(definitions: Sequence[Definition[Any]]) -> type[FinetuneConfig]:
-    configs: dict[str, Any] = {each.name: (each.family.Config, Field(default_factory=each.family.Config)) for each in definitions}
-    if len(definitions) == 1:
-        return create_model("FinetuneConfig", __base__=FinetuneConfig, task=configs[definitions[0].name])
-    tasks = create_model("TasksSection", __base__=Section, **configs)
-    return create_model("FinetuneConfig", __base__=FinetuneConfig, tasks=(tasks, Field(default_factory=tasks)))
-
-
-def _recipe_layer(definitions: Sequence[Definition[Any]], model: ModelConfig, recipe: Recipe, *, fitted: bool) -> Settings:
-    """The settings of the recipe for a network of this size, and the defaults of the tasks."""
+def _defaults(
+    definitions: Sequence[Definition[Any]], model: ModelConfig, recipe: Recipe, encoder: type[Encoder], *, fitted: bool
+) -> Settings:
+    """The settings of the recipe for a network of this size, then the defaults of the tasks, then those of the encoder."""
     width = model.hidden_size
     size = "small" if width <= 256 else "base" if width <= 768 else "large"
     values: dict[str, object] = {
@@ -323,50 +287,100 @@ def _recipe_layer(definitions: Sequence[Definition[Any]], model: ModelConfig, re
         }
     origin = Origin("preset", f"recipe {recipe}, {size}")
     layer = {key: Setting(value, origin) for key, value in values.items()}
-    for each in definitions:
-        own = dict(each.defaults)
-        if recipe == "google" and each.name in _SWAPPED:
-            own["task.swap_pairs"] = True
-        if recipe != "auto" and issubclass(each.family.Config, ClassificationConfig):
-            own["task.pooling"] = "cls"
-        # A task's defaults for training apply only to a single task: several tasks share one training.
-        chosen = own if len(definitions) == 1 else {k: v for k, v in own.items() if k.startswith("task.")}
-        for key, value in chosen.items():
-            name = key if len(definitions) == 1 else key.replace("task.", f"tasks.{each.name}.", 1)
-            layer[name] = Setting(value, Origin("preset", f"task {each.name}"))
-    return layer
 
+    def set_of_task(definition: Definition[Any], name: str, value: object, origin: str) -> None:
+        key = f"task.{name}" if len(definitions) == 1 else f"tasks.{definition.name}.{name}"
+        layer[key] = Setting(value, Origin("preset", origin))
 
-def _published_heads(definitions: Sequence[Definition[Any]], recipe: Recipe) -> Settings:
-    """The joint head for question answering, which the paper and the released code use."""
-    keys = (
-        "task.head" if len(definitions) == 1 else f"tasks.{each.name}.head" for each in definitions if _answers_questions(each)
-    )
-    return {key: Setting("joint", Origin("preset", f"recipe {recipe}")) for key in keys}
-
-
-def _answers_questions(definition: Definition[Any]) -> bool:
-    return issubclass(definition.family.Config, QuestionConfig)
-
-
-def _encoder_layer(definitions: Sequence[Definition[Any]], encoder: type[Encoder]) -> Settings:
-    """The defaults of the encoder's class."""
-    layer: dict[str, Setting] = {}
+    for definition in definitions:
+        name, settings = definition.name, definition.family.Config
+        for key, value in definition.defaults.items():
+            if key.startswith("task."):
+                set_of_task(definition, key.removeprefix("task."), value, f"task {name}")
+            elif len(definitions) == 1:  # several tasks share one training
+                layer[key] = Setting(value, Origin("preset", f"task {name}"))
+        if recipe == "google" and name in _SWAPPED:
+            set_of_task(definition, "swap_pairs", True, f"recipe {recipe}")
+        if issubclass(settings, ClassificationConfig):
+            if recipe != "auto":
+                set_of_task(definition, "pooling", "cls", f"recipe {recipe}")
+            elif fitted and model.smaller_than_electra_small:
+                set_of_task(definition, "pooling", "pair", f"recipe {recipe}, {size}")
+                set_of_task(definition, "words", "pair" not in definition.layout.columns, f"recipe {recipe}, {size}")
     for key, value in encoder.fine_tuning.items():
-        setting = Setting(value, Origin("preset", f"encoder {encoder.__name__}"))
-        section, name = key.split(".", 1)
+        section, _, name = key.partition(".")
         if section == "finetune":
-            layer[key] = setting
-        for each in definitions:
-            if section == each.family.family or (section == "questions" and _answers_questions(each)):
-                layer[f"task.{name}" if len(definitions) == 1 else f"tasks.{each.name}.{name}"] = setting
+            layer[key] = Setting(value, Origin("preset", f"encoder {encoder.__name__}"))
+        for definition in definitions:
+            if section == definition.family.family or (
+                section == "questions" and issubclass(definition.family.Config, QuestionConfig)
+            ):
+                set_of_task(definition, name, value, f"encoder {encoder.__name__}")
+    # A recipe that was asked for determines the head of answers, whatever the encoder.
+    for definition in definitions:
+        if recipe != "auto" and issubclass(definition.family.Config, QuestionConfig):
+            set_of_task(definition, "head", "joint", f"recipe {recipe}")
     return layer
 
 
-def _refuse_single_section(settings: Mapping[str, Setting], definitions: Sequence[Definition[Any]]) -> None:
-    for key in settings:
-        if key.startswith("task."):
-            names = " or ".join(f"tasks.{each.name}.{key.partition('.')[2]}" for each in definitions)
-            raise ConfigError(
-                f"{key} is given, but there are {len(definitions)} tasks", hint=f"specify the task: --set {names}=..."
+def _check(config: FinetuneConfig, definitions: Sequence[Definition[Any]]) -> None:
+    """Raise a ConfigError for settings of the loop that fine-tuning does not support."""
+    train, finetune = config.train, config.finetune
+    if train.evaluate_every_steps == 0 and (finetune.keep == "best" or finetune.patience):
+        raise ConfigError(
+            f"finetune.{'keep=best' if finetune.keep == 'best' else 'patience'} needs evaluations during training, but "
+            "train.evaluate_every_steps is 0",
+            hint="--set train.evaluate_every_steps=100",
+        )
+    if train.evaluate_sequences:  # F1 and correlations on a part of the split are different metrics
+        raise ConfigError(
+            f"train.evaluate_sequences is {train.evaluate_sequences}, but fine-tuning evaluates on the whole dev file",
+            hint="leave it out; a larger train.evaluate_every_steps, or a shorter dev file, saves time",
+        )
+    if train.batch_schedule:  # it counts the positions of rows that all have one length
+        raise ConfigError(
+            "train.batch_schedule is for pre-training; in fine-tuning, all updates have the same number of rows",
+            hint="leave it out, and set train.sequences_per_step",
+        )
+    whole = next((each.name for each in definitions if each.family.objective is not None), None)
+    if whole is not None and train.micro_batch_size not in (None, train.sequences_per_step):
+        raise ConfigError(
+            f"train.micro_batch_size is {train.micro_batch_size}, but '{whole}' compares all rows of a step",
+            hint="to save memory: --set task.texts_per_pass=32, which gives the same gradient",
+        )
+
+
+def fit_length(
+    config: FinetuneConfig, rows: int, user_set: Set[str], *, classes: bool, pairs: bool, debug: bool
+) -> FinetuneConfig:
+    """Set the steps and the warm-up from the settings and the size of the data.
+
+    Args:
+        rows: number of training rows, of all tasks.
+        classes: whether every task predicts one class.
+        pairs: whether a task reads pairs of texts, which are overfitted sooner.
+        user_set: dotted keys of settings that the user gave, which are not changed.
+        debug: train for a few steps only.
+    """
+    per_step, finetune = config.train.sequences_per_step, config.finetune
+    steps = config.train.max_steps
+    if "train.max_steps" not in user_set:
+        epochs = min(finetune.epochs, 3.0) if debug else finetune.epochs
+        # The released code fills up the last batch of an epoch.
+        steps = max(1, int(-(-rows // per_step) * epochs) if finetune.recipe == "google" else round(rows / per_step * epochs))
+        if not debug and "finetune.epochs" not in user_set:
+            steps = max(
+                steps, min(finetune.min_steps, round(rows / per_step * (_MAX_EPOCHS_PAIRS if classes and pairs else _MAX_EPOCHS)))
             )
+    updates: dict[str, Any] = {"train.max_steps": steps} | ({"finetune.retries": 0} if debug else {})
+    fitted = finetune.recipe == "auto" and not _LENGTHS & user_set
+    if classes and not pairs and fitted and rows < _FEW_SHOT_ROWS and not {"finetune.few_shot", "task.pooling"} & user_set:
+        updates["finetune.few_shot"] = True
+    if finetune.few_shot and (pairs or not classes):
+        raise ConfigError("finetune.few_shot is for one class of a single text", hint="leave it out")
+    if "optimizer.warmup_steps" not in user_set:
+        updates["optimizer.warmup_steps"] = int(steps * finetune.warmup_fraction)
+    config = config.with_values(updates)
+    if (problem := overlap(config.optimizer, steps)) is not None:
+        raise ConfigError(problem, hint="set a lower finetune.warmup_fraction, optimizer.decay_fraction or optimizer.decay_steps")
+    return config

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discern.data.sources.base import TEXT_NAMES
+from discern.data.tables import choose_column, open_table, suffix_of, text_of
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import load
@@ -21,9 +22,6 @@ from discern.inference.texts import read_texts
 from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
 from discern.storage.output import check_output
-from discern.tasks.readers.files import suffix_of
-from discern.tasks.readers.table import open_table, text_of
-from discern.tasks.readers.user_columns import chosen_column
 
 # Texts are sorted by length in blocks of this size, and no more of them are in memory.
 _BLOCK = 2048
@@ -135,7 +133,7 @@ def input_texts(source: Path, column: str | None) -> Iterator[str]:
     if suffix_of(source) not in _TABLES:
         return (each.text for each in read_texts(source, column, option="--text"))
     table = open_table(source)
-    chosen = chosen_column(table, column, ("anchor", *TEXT_NAMES), "--text", set())
+    chosen = table.require(column, "--text") if column else choose_column(table, "text", ("anchor", *TEXT_NAMES))
     return (text_of(row, chosen) for row in table.rows)
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from discern.data.tables import numbered_lines, parsed_json
 from discern.errors import ConfigError, DataError
 from discern.inference.scoring import TextScorer, load_scorer
 from discern.model_files.run import BLIMP_FILE, is_run
 from discern.progress import Progress
 from discern.report.evaluation import read_blimp_results
 from discern.storage.checksums import write_recorded
-from discern.tasks.readers.files import numbered_lines, parsed_json
 
 _KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 

@@ -10,10 +10,10 @@ from typing import Annotated, Any
 
 from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 
+from discern.data.tables import clean_text, numbered_lines, parsed_json, whole_text
 from discern.errors import DataError
 from discern.parsing import json_value
 from discern.storage.checksums import Record, understood
-from discern.tasks.readers.files import clean_text, numbered_lines, parsed_json, whole_text
 
 _FORMS = (
     'expected JSON lines {"id": ..., "reference": "...", "hypotheses": [{"text": "...", "score": -1.5}, ...]}, or the JSON of '

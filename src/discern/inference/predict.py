@@ -5,25 +5,23 @@ from __future__ import annotations
 import json
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+from discern.data.tables import clean_text
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference.prediction_columns import readable_again, write_appended
+from discern.inference.prediction_input import InputFormat, blocks, input_examples
 from discern.model_files.folder import TaskModel, open_model
 from discern.progress import Progress, warning_to
 from discern.storage.files import whole_file
 from discern.storage.output import check_output
-from discern.tasks.base import Prediction, Task
-from discern.tasks.conll import ConllSource
-from discern.tasks.examples import ClassificationExample, QuestionExample, TaggingExample
-from discern.tasks.prediction_input import InputFormat, blocks, input_examples, known_definition
-from discern.tasks.readers.files import clean_text
+from discern.tasks.base import ClassificationExample, Layout, Prediction, QuestionExample, TaggingExample, Task
 from discern.tasks.supervised import are_finite, outputs_of
 from discern.training.distributed import choose_device
 from discern.training.precision import resolve_precision
@@ -164,6 +162,7 @@ _EXPECTED = {
     "pair": "a pair of texts: (first, second)",
     "text": "a text",
     "tags": "a text, or a list of its words",
+    "characters": "a text, or a list of its characters",
     "spans": "a pair (question, context)",
 }
 
@@ -179,14 +178,21 @@ def examples_of(task: Task[Any], record: Mapping[str, Any], texts: Iterable[Any]
     Raises:
         ConfigError: `texts` is a single text or a table, or an item is not what the task reads.
     """
-    refuse_other_than_list(texts)
     if task.labels.kind == "vectors":
         raise ConfigError(
             f"'{task.name}' predicts no labels: the model was trained for text embeddings", hint="use encode(texts)"
         )
-    of_tags = _characters if _reads_characters(task) else _tagging
-    make = {"tags": of_tags, "spans": _question}.get(task.labels.kind, _classification)
-    wants = _wants(task, record)
+    return examples_from_values(_wants(task, record), texts)
+
+
+def examples_from_values(wants: str, texts: Iterable[Any]) -> list[Any]:
+    """Examples from Python values; raises the errors of `examples_of`.
+
+    Args:
+        wants: 'text', 'pair', 'either' (a text or a pair), 'tags', 'characters' (of which each is a word) or 'spans'.
+    """
+    refuse_other_than_list(texts)
+    make = {"tags": _tagging, "characters": _characters, "spans": _question}.get(wants, _classification)
     return [make(str(number), value, _Refusal(number, wants)) for number, value in enumerate(texts)]
 
 
@@ -214,21 +220,14 @@ def list_of_texts(texts: Iterable[Any]) -> list[str]:
 
 
 def _wants(task: Task[Any], record: Mapping[str, Any]) -> str:
-    """Kind of input of a task: 'tags', 'spans', 'text', 'pair', or 'either' if unknown."""
+    """Kind of input of a task; 'either' if unknown."""
+    if Layout.of_record(record.get("layout")).characters:
+        return "characters"
     if task.labels.kind in ("tags", "spans"):
         return task.labels.kind
-    definition = known_definition(task)
-    if definition is not None:
-        return "pair" if len(definition.source.text_names()) > 1 else "text"
-    columns = (record.get("source") or {}).get("columns")
-    if columns is None:
+    if not record.get("layout"):
         return "either"
-    return "pair" if columns.get("pair") else "text"
-
-
-def _reads_characters(task: Task[Any]) -> bool:
-    definition = known_definition(task)
-    return definition is not None and isinstance(definition.source, ConllSource) and definition.source.characters
+    return "pair" if task.labels.pairs else "text"
 
 
 class _Refusal:
@@ -251,7 +250,7 @@ def _text(value: Any, refusal: Callable[[Any], ConfigError]) -> str:
 
 def _two(value: Any) -> tuple[Any, Any] | None:
     """The two items of a pair, which may also be a row of an array; None if the value is not a pair."""
-    if isinstance(value, str | Mapping) or not hasattr(value, "__len__") or len(value) != 2:
+    if isinstance(value, str | Mapping | Set) or not hasattr(value, "__len__") or len(value) != 2:
         return None
     return value[0], value[1]
 

@@ -14,12 +14,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from discern.data.sources.table import NO_DELIMITER, dialect_of, excel_delimiter
+from discern.data.tables import NO_DELIMITER, Table, dialect_of, excel_delimiter, open_table, parsed_json, raw_lines, suffix_of
 from discern.errors import ConfigError, DataError
+from discern.inference.prediction_input import InputFormat
 from discern.tasks.base import Prediction
-from discern.tasks.prediction_input import InputFormat
-from discern.tasks.readers.files import parsed_json, raw_lines, suffix_of
-from discern.tasks.readers.table import Table, open_table
 
 _NAMES = ("prediction", "probability")
 _ENDINGS = {".csv": "csv", ".tsv": "tsv", ".tab": "tsv", ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet"}

@@ -15,8 +15,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from discern.errors import NumericsError
 from discern.models.base import Encoder, Network
-from discern.tasks.frames import FRAMES
-from discern.types import SpecialTokens, TokenBatch
+from discern.tasks.supervised import cls_last_states
+from discern.types import SpecialTokens
 
 
 @dataclass(frozen=True)
@@ -133,21 +133,7 @@ def read(encoder: Encoder, input_ids: Int[Tensor, "B L"], mask: Bool[Tensor, "B 
     """
     if encoder.fine_tuning.get("finetune.frame") != "cls-last":
         return finite(encoder(input_ids, mask), mask)
-    real = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask
-    rows, length = input_ids.shape
-    tokens = TokenBatch(
-        input_ids=input_ids,
-        attention_mask=real,
-        special_tokens_mask=~real,
-        token_type_ids=torch.zeros_like(input_ids),
-        position_ids=torch.arange(length, device=input_ids.device).expand(rows, -1),
-        document_ids=None,
-        word_starts=None,
-        example_index=torch.arange(rows),
-        slot=torch.arange(rows),
-        full=mask is None,
-    )
-    return finite(FRAMES["cls-last"].states(encoder, tokens), mask)
+    return finite(cls_last_states(encoder, input_ids, mask, torch.zeros_like(input_ids)), mask)
 
 
 def finite(values: Tensor, mask: Bool[Tensor, "B L"] | None = None) -> Tensor:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from discern.data.tables import without_blank_end
 from discern.errors import DataError
 from discern.inference.scoring import Score, TextScorer
 from discern.inference.texts import InputText, TextReport, input_lines
 from discern.progress import Progress
-from discern.tasks.readers.files import without_blank_end
 
 # Sentences are sorted by length in blocks of this size: large enough for little padding, small enough to be held in memory.
 _BLOCK = 512

@@ -24,8 +24,8 @@ from discern.model_files.folder import TEXT_LICENSE, TaskModel
 from discern.model_files.huggingface import HuggingFaceModel, read_mark, weights_outside_networks
 from discern.model_files.run import RunFolder
 from discern.objectives import TITLES
+from discern.tasks import known_definition
 from discern.tasks.base import Task
-from discern.tasks.prediction_input import known_definition
 from discern.training.metrics_log import held_out_metrics, read_metrics
 from discern.training.pretrain_config import PretrainConfig
 
@@ -142,13 +142,14 @@ def task_card(loaded: TaskModel, task: Task[Any], kind: str, model: HuggingFaceM
         for key, value in results.get("settings", {}).items()
         if (key.startswith((*_RECIPE, f"tasks.{task.name}.")) and key not in _LENGTH) or key in _TRAINING
     }
-    definition, columns = known_definition(task), record["tasks"][task.name]["source"].get("columns") or {}
-    pairs = len(definition.source.text_names()) > 1 if definition else bool(columns.get("pair"))
+    definition = known_definition(task.name)
     distinct = list(dict.fromkeys(labels))
     return render(
         "finetuned.md.j2",
         title=title,
         task=task.name if definition else "a custom labeled file",
+        published=definition.source if definition else "",
+        license=definition.license if definition else "",
         base=re.sub(r"\S*/", "", record["model"]),
         seed=loaded.seed,
         root=model,
@@ -160,7 +161,7 @@ def task_card(loaded: TaskModel, task: Task[Any], kind: str, model: HuggingFaceM
         own_head=bool(model.head),
         max_length=task.config.sequence_length,
         tokenizer=tokenizer_kind(loaded.tokenizer),
-        pairs=(pairs or kind == "span") and kind != "vectors",
+        pairs=(task.labels.pairs or kind == "span") and kind != "vectors",
         pipeline_tag=_CLASSES[kind][0],
         auto_class=_CLASSES[kind][1],
         labels=distinct,

@@ -12,6 +12,7 @@ from torch import nn
 
 from discern import __version__
 from discern.config.schema import to_toml
+from discern.data.tables import whole_text
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError, did_you_mean
 from discern.model_files.cards import code, escaped, imported_card, model_card, task_card, tokenizer_kind, without_paths
@@ -45,7 +46,6 @@ from discern.storage.output import OutputFolder, listed
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.contrastive import ContrastiveConfig
-from discern.tasks.readers.files import whole_text
 from discern.tasks.tagging import TaggingHead
 
 FILES = (CONFIG_NAME, WEIGHTS_NAME, TOKENIZER_NAME, TOKENIZER_CONFIG_NAME, CARD_NAME, SETTINGS_NAME)
@@ -313,8 +313,9 @@ def _of_task(
     pooling: str = getattr(head, "pooling", "cls")
     names = bio_labels(labels.names) if labels.scheme != "none" else labels.names if kind != "span" else ()
     # Exact types, as a subclass may compute something else. transformers has neither ELECTRA's joint head, in which the end of
-    # an answer depends on its start, nor a head that compares two texts.
+    # an answer depends on its start, nor a head that compares two texts, nor one with n-grams.
     known = type(head) in (ClassificationHead, TaggingHead, SpanHead) and pooling != "pair"
+    known = known and getattr(head, "ngrams", None) is None
     represents = known and bool(architecture.titles)
     if represents:
         for setting, value, allowed in (

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, final
 
+import torch
 from pydantic import Field
 
+from discern import __version__
 from discern.errors import ConfigError, DataError
-from discern.model_files.folder import FINETUNED_RECORD, LoadedEncoder, ModelFolder, TaskModel
+from discern.model_files.folder import FINETUNED_RECORD, TEXT_LICENSE, LoadedEncoder, ModelFolder, TaskModel
 from discern.model_files.weight_files import read_tensors
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import build_config
@@ -18,9 +21,8 @@ from discern.objectives.base import Objective
 from discern.storage.checksums import Record, has_file, read_record, understood
 from discern.tasks import families
 from discern.tasks import tasks as registry
-from discern.tasks.base import Labels, Task
-from discern.tasks.frames import FrameName
-from discern.tasks.supervised import supervised
+from discern.tasks.base import Definition, Labels, Task
+from discern.tasks.supervised import FrameName, supervised
 from discern.training.checkpoint import load_model_tensors
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, RESULTS_FILE = "config.toml", FINETUNED_RECORD, "tokenizer.json", "results.json"
@@ -160,13 +162,63 @@ def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
     return task
 
 
+def make_record(
+    loaded: LoadedEncoder,
+    tasks: Mapping[str, Task[Any]],
+    definitions: Mapping[str, Definition[Any]],
+    files: Mapping[str, Any],
+    frame: FrameName = "cls-first",
+) -> dict[str, Any]:
+    """The content of finetuned.json: the model, its sizes, and its tasks with labels, files and how they are read.
+
+    Raises:
+        ConfigError: the class of a task could not be found from the record.
+    """
+    for name, task in tasks.items():
+        family = getattr(type(task), "family", None)
+        if name in registry.names():
+            known = registry.load(name).family is type(task)
+        else:
+            known = definitions[name].reader is None and family in families.names() and families.load(family) is type(task)
+        if not isinstance(family, str) or not known:
+            raise ConfigError(
+                f"task '{name}' of the family '{family or type(task).__name__}' is not registered under its name, so the trained "
+                "model could not be used",
+                hint='register the definition under its own name, and name the family: family = "my-family"',
+            )
+    stated = {"language": loaded.language, TEXT_LICENSE: loaded.text_license}
+    return {
+        "format": FORMAT,
+        "discern": __version__,
+        "model": loaded.description,
+        "encoder_fingerprint": loaded.source_fingerprint,
+        "vocab_size": loaded.vocabulary_size,
+        "embedding_size": loaded.encoder.embeddings.embedding_size,
+        "encoder": loaded.encoder.config.model_dump(),
+        "frame": frame,
+        "max_length": loaded.max_length,
+        "tasks": {
+            name: {
+                "family": type(task).family,
+                "metrics": list(task.metrics),
+                "labels": asdict(task.labels),
+                "config": task.config.model_dump(mode="json"),
+                "files": files[name],
+                "layout": asdict(definitions[name].layout),
+            }
+            for name, task in tasks.items()
+        },
+        "versions": {"torch": torch.__version__},
+    } | {name: value for name, value in stated.items() if value is not None}
+
+
 class _TaskRecord(Record):
     family: str
     metrics: Annotated[list[str], Field(min_length=1)]
     labels: dict[str, Any]
     config: dict[str, Any]
     files: dict[str, Any]
-    source: dict[str, Any]
+    layout: dict[str, Any]
 
 
 class _Finetuned(Record):

@@ -6,26 +6,30 @@ import abc
 import copy
 import hashlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import torch
 from tokenizers import Tokenizer
 from torch import nn
 
+from discern.config.layers import preset_names
+from discern.corruption.randomness import key_of
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens, vocab_size
-from discern.errors import ConfigError, DataError, did_you_mean
-from discern.model_files.hub import CONFIG_NAME
-from discern.models.base import Encoder, Network
+from discern.errors import ConfigError, DataError, did_you_mean, nearest
+from discern.model_files.hub import CONFIG_NAME, local_model
+from discern.models.base import Encoder, Network, build_embeddings, build_encoder
+from discern.models.config import ModelConfig
 from discern.models.embeddings import Disentangled
+from discern.models.initialization import initialize
 from discern.objectives.base import Objective
 from discern.objectives.config import ObjectiveConfig
 from discern.storage.checksums import has_file
 from discern.tasks.base import Task, TextEncoder
-from discern.tasks.frames import FrameName
-from discern.tasks.supervised import SupervisedObjective
-from discern.training.pretrain_config import PretrainConfig
+from discern.tasks.supervised import FrameName, SupervisedObjective
+from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
 
 RUN_RECORD, FINETUNED_RECORD = "run.json", "finetuned.json"
 """Files that identify a run and a fine-tuned model."""
@@ -365,3 +369,65 @@ def open_model(folder: Path | ModelFolder, *, warn: Callable[[str], None]) -> Mo
         hint="give a run, a fine-tuned model (made by `discern finetune MODEL --out OUT`), an export (made by `discern export "
         "RUN --out DIR`), or a Hugging Face model",
     )
+
+
+def choose_encoder(model: str, tokenizer: Path | None, *, untrained: bool, warn: Callable[[str], None]) -> LoadedEncoder:
+    """Load the encoder to fine-tune.
+
+    Args:
+        model: folder of a run, an export, a fine-tuned model (of its best seed) or a Hugging Face model, the name of one on the
+            Hub, or the name of a preset.
+        tokenizer: tokenizer of a preset, which has none of its own.
+        untrained: use the sizes and the tokenizer of the model, but random weights.
+
+    Raises:
+        ConfigError: a preset has no tokenizer, or one is given for a model.
+        DataError: the model does not exist or cannot be read.
+        CheckpointError: its weights are missing or damaged.
+    """
+    folder = Path(model) if model in preset_names() else local_model(model, warn)
+    if folder.exists():
+        if tokenizer is not None:
+            raise ConfigError("--tokenizer is for presets; a model has its own", hint="leave out --tokenizer")
+        loaded = open_model(folder, warn=warn).encoder
+        if not untrained:
+            return loaded
+        encoder = _fresh(loaded.encoder.config, loaded.vocabulary_size, loaded.encoder.embeddings.embedding_size)
+        return LoadedEncoder(
+            encoder, loaded.tokenizer_path, loaded.max_length, f"untrained, as {loaded.description}", trained=False
+        )
+    if model not in preset_names():
+        match = nearest(model, preset_names())
+        near = f"did you mean the preset '{match}'?" if match else f"presets: {', '.join(preset_names())}"
+        raise DataError(
+            f"there is no folder {model}, and no preset of that name", hint=f"give a run, an export or a model folder; {near}"
+        )
+    if tokenizer is None:
+        raise ConfigError(
+            f"preset {model} has no tokenizer", hint="--tokenizer PATH: a tokenizer.json, a vocab.txt or a model folder"
+        )
+    preset = load_pretrain_config(None, model).config
+    encoder = _fresh(preset.model, vocab_size(load_tokenizer(tokenizer)), preset.model.embedding_size)
+    return LoadedEncoder(encoder, tokenizer, preset.data.sequence_length, f"untrained, preset {model}", trained=False)
+
+
+def _fresh(config: ModelConfig, vocabulary_size: int, embedding_size: int) -> Encoder:
+    encoder = build_encoder(build_embeddings(vocabulary_size, embedding_size, config), config)
+    draw_weights(encoder, 0)
+    return encoder
+
+
+def draw_weights(encoder: Encoder, seed: int) -> None:
+    """Give an encoder the weights of step 0, as a function of the seed alone."""
+    initialize(encoder, torch.Generator().manual_seed(key_of(seed, "weights")), encoder.config)
+
+
+def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
+    """The encoder without the layers after the first `count`."""
+    whole = loaded.encoder
+    config = whole.config.model_copy(update={"num_layers": count})
+    encoder = build_encoder(build_embeddings(loaded.vocabulary_size, whole.embeddings.embedding_size, config), config)
+    weights = whole.state_dict()
+    encoder.load_state_dict({name: weights[name] for name in encoder.state_dict()})
+    described = f"the first {count} of {whole.config.num_layers} layers of {loaded.description}"
+    return replace(loaded, encoder=encoder, description=described)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, final
+from typing import Annotated, Any, final, get_args
 
 import torch
 from pydantic import Field
@@ -49,7 +49,7 @@ from discern.storage.checksums import (
 )
 from discern.storage.files import sync_file, write_file
 from discern.tasks import families
-from discern.tasks.supervised import supervised
+from discern.tasks.supervised import FrameName, supervised
 from discern.tasks.tags import detect_scheme
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.types import SpecialTokens
@@ -551,6 +551,8 @@ class HuggingFaceFolder(ModelFolder):
             record = self._task_record()
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
             (own,) = tasks
+            if record["frame"] not in get_args(FrameName):
+                raise ValueError(f"frame {record['frame']!r}")
             objective = supervised(self.encoder.encoder, tasks, frame=record["frame"])
         except (KeyError, TypeError, AttributeError, ValueError) as problem:
             raise CheckpointError(f"{path}: its task settings cannot be read ({problem!r:.120})", hint=AGAIN) from problem
@@ -589,7 +591,7 @@ class HuggingFaceFolder(ModelFolder):
             labels["scheme"] = "iob2" if (scheme := detect_scheme([names])) == "iob1" else scheme
         family: Any = families.load(_FAMILIES[kind])
         settings = family.Config(sequence_length=self.max_length, **self.architecture.task_settings(config, kind))
-        task = {"family": _FAMILIES[kind], "metrics": list(_METRICS[kind]), "labels": labels, "source": {}}
+        task = {"family": _FAMILIES[kind], "metrics": list(_METRICS[kind]), "labels": labels, "layout": {}}
         task["config"] = settings.model_dump(mode="json")
         return {"model": str(self.folder), "files": {}, "frame": self.architecture.frame, "tasks": {"own": task}}
 
@@ -606,7 +608,7 @@ class HuggingFaceFolder(ModelFolder):
         Raises:
             CheckpointError: the weights are missing, damaged, or of another shape.
         """
-        parameters, path = dict(head.named_parameters()), self.folder / HEAD_NAME
+        parameters, path = head.state_dict(), self.folder / HEAD_NAME
         if not parameters:
             return
         kind = self.architecture.task_kind(self.config_json)

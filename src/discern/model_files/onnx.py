@@ -27,11 +27,11 @@ from discern.errors import ConfigError, NumericsError
 from discern.model_files.folder import TaskModel
 from discern.model_files.huggingface import HuggingFaceFolder
 from discern.models.architecture import Architecture
+from discern.models.heads import mean_state
 from discern.storage.files import sync_file, write_file
 from discern.tasks.answer_heads import JointHead, SpanHead, allowed_positions
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.features import TaskRows
-from discern.tasks.pairs import mean_state
 from discern.tasks.tagging import TaggingHead
 from discern.types import TokenBatch
 

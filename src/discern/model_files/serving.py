@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from discern.data.tables import numbered_lines
 from discern.data.tokenizer import special_tokens, vocab_size
 from discern.errors import CheckpointError, ConfigError, NumericsError
 from discern.model_files.cards import render
@@ -20,7 +21,6 @@ from discern.models.architecture import AGAIN
 from discern.progress import Progress
 from discern.storage.checksums import Record, parse_json, read_record, read_text, understood
 from discern.storage.files import sync_folder, write_file
-from discern.tasks.readers.files import numbered_lines
 
 CARD_NAME = "README.md"
 MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"

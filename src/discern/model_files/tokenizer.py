@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Tokenizer, models
 from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names
 from discern.models.architecture import AGAIN, UNLIMITED_POSITIONS, Architecture
 from discern.storage.checksums import Record, read_object, read_record
-from discern.tasks.frames import FrameName
+from discern.tasks.supervised import FrameName
 
 TOKENIZER_NAME = "tokenizer.json"
 TOKENIZER_CONFIG_NAME = "tokenizer_config.json"

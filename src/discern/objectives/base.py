@@ -167,10 +167,6 @@ class Objective(nn.Module, abc.ABC):
     def evaluator(self) -> Evaluator:
         """An empty collector of this objective's held-out metrics."""
 
-    @abc.abstractmethod
-    def initial_loss(self) -> float:
-        """Expected loss of an untrained network, in nats: that of uniform predictions."""
-
     def phases(self, max_steps: int) -> list[Phase]:
         """The phases of training, whose steps sum to `max_steps`."""
         return [Phase("train", max_steps)]
@@ -243,6 +239,10 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
 
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
+
+    @abc.abstractmethod
+    def initial_loss(self) -> float:
+        """Expected loss of an untrained network, in nats: that of uniform predictions."""
 
     def observed_entropies(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> dict[str, Tensor]:
         """The observation that masking 'entropy' learns from, of the predictions at N positions; none without it."""

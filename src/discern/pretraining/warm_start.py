@@ -32,6 +32,7 @@ from discern.data.processes import available_cores
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
+from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of_added, word_form, word_forms
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -43,7 +44,6 @@ from discern.objectives.base import Objective, Vocabulary
 from discern.progress import Progress
 from discern.storage.checksums import read_object, write_recorded
 from discern.storage.files import utf8_name
-from discern.tasks.readers.files import numbered_lines
 from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
 from discern.training.rank_environment import require_single_process
 from discern.training.schedule import step_sizes

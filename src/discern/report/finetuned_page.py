@@ -16,7 +16,7 @@ from discern.report.predictions import confusion, read_judged, reliability
 from discern.storage.checksums import parse_json, read_lines, read_text, understood
 from discern.storage.files import write_text
 from discern.storage.output import check_output
-from discern.tasks.baselines.base import unbeaten_metric
+from discern.tasks.baselines import comparison_sentence
 from discern.wording import counted
 
 REPORT_FILE = "report.html"
@@ -45,11 +45,7 @@ def report_finetuned(folder: Path, out: Path | None) -> Path:
         facts, tables = _facts(results), [*_scores(tasks), *_baselines(tasks)]
     mistakes = {name: _mistakes(folder, results["best_seed"], name) for name in tasks}
     with understood(folder / RESULTS_FILE, hint=hint):
-        verdict = [
-            line
-            for name, entry in tasks.items()
-            for line in task_verdict(name, entry, mistakes[name].records, baselines_verdict(entry))
-        ]
+        verdict = [line for name, entry in tasks.items() for line in task_verdict(name, entry, mistakes[name].records)]
     judged = {
         name: read_judged(seed_folder(folder, results["best_seed"]), name, mistakes[name].records)
         for name in tasks
@@ -132,7 +128,7 @@ def _baselines(tasks: Mapping[str, Any]) -> Iterator[Table]:
         for name, entry in tasks.items()
         for each in (entry.get("baselines") or {}).values()
     ]
-    verdicts = [(name, baselines_verdict(entry)) for name, entry in tasks.items()]
+    verdicts = [(name, comparison_sentence(entry)) for name, entry in tasks.items()]
     note = " ".join(f"{name}: {verdict}" if len(tasks) > 1 else verdict for name, verdict in verdicts if verdict)
     if rows:
         yield Table("Baselines", ("Baseline", "Task", "Metric", "Score", "Trained on"), rows, note)
@@ -193,27 +189,21 @@ def _short(value: object) -> str:
     return text if len(text) <= _LONGEST else text[:_LONGEST] + "..."
 
 
-def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]], against: str | None) -> list[str]:
+def task_verdict(name: str, entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
     """Sentences about a fine-tuned model on one task.
 
     Args:
         entry: entry of the task in results.json.
         mistakes: the mistakes of the best seed, the worst first, up to `_READ`.
-        against: result of `baselines_verdict`.
     """
     if entry["median"] is None:
         return [f"{name}: no seed has a score; all seeds failed."]
-    metric, baselines = entry["metric"], entry.get("baselines") or {}
-    examples = counted(entry["examples"], "example")
-    found = f"{name}: {metric.replace('_', ' ')} {entry['median']:.3f} on {examples} ({entry['split']})"
-    if against is not None:
-        found += f". {against}"
-    elif baselines and entry.get("beats_baselines"):
-        best = max(baselines.values(), key=lambda each: each["metrics"][metric])
-        found += f", which beats every simple baseline (the best, {best['title']}: {best['metrics'][metric]:.3f})."
-    else:
-        found += "."
-    return [found, *_kinds_of_mistakes(entry, mistakes)]
+    interval = "" if entry.get("interval") is None else ", 95 % interval {:.3f} to {:.3f}".format(*entry["interval"])
+    metric, examples = entry["metric"].replace("_", " "), counted(entry["examples"], "example")
+    found = (
+        f"{name}: {metric} {entry['median']:.3f} on {examples} ({entry['split']}{interval}). {comparison_sentence(entry) or ''}"
+    )
+    return [found.rstrip(), *_kinds_of_mistakes(entry, mistakes)]
 
 
 def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -237,17 +227,3 @@ def _kinds_of_mistakes(entry: Mapping[str, Any], mistakes: Sequence[Mapping[str,
         among = f" in the worst {_READ:,} mistakes" if worst else ""
         found.append(f"Most often missed: {kind} ({count:,} of {counted(sum(kinds.values()), 'missed span')}{among}).")
     return found
-
-
-def baselines_verdict(entry: Mapping[str, Any]) -> str | None:
-    """A sentence if the score does not beat the baselines; None if it does, or if there are no baselines.
-
-    Args:
-        entry: entry of a task in results.json; older files have no baselines.
-    """
-    if entry.get("beats_baselines") is not False:
-        return None
-    best = entry["baselines"][entry["best_baseline"]]
-    metric = unbeaten_metric(entry["metric"], entry["metrics"], best["metrics"]) or entry["metric"]
-    name = "" if metric == entry["metric"] else f"{metric} "
-    return f"The model does not beat {best['title']} ({name}{best['metrics'][metric]:.4f})."

@@ -58,58 +58,35 @@ class JointHead(TaskHead):
         allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         start_logits = _masked(self.start(hidden).squeeze(-1), allowed)
         # The layer of a pair is the sum of a layer of each, so only that sum is computed for all pairs of positions.
-        width = hidden.shape[-1]
-        of_tokens = F.linear(hidden, self.end_inner.weight[:, width:], self.end_inner.bias)
-        of_starts = F.linear(hidden, self.end_inner.weight[:, :width])
-        null = None if self.answerable_weight is None else self._impossible_logits(hidden, start_logits)
-        loss = None
-        if "start" in rows.targets:
-            start, end = rows.targets["start"], rows.targets["end"]
-            end_logits = _masked(self._end_logits(_at(of_starts, start), of_tokens), allowed)
-            loss = 0.5 * (
-                F.cross_entropy(start_logits, start, reduction="sum") + F.cross_entropy(end_logits, end, reduction="sum")
-            )
-            if null is not None and self.answerable_weight is not None:
+        of_start, of_token = self.end_inner.weight.chunk(2, 1)
+        start_states, token_states = F.linear(hidden, of_start), F.linear(hidden, of_token, self.end_inner.bias)
+
+        def end_logits(start: Int[Tensor, "R"]) -> Float[Tensor, "R L"]:
+            states = F.gelu(start_states.take_along_dim(start[:, None, None], 1) + token_states)
+            return _masked(self.end(states).squeeze(-1), allowed)
+
+        loss = _span_loss(start_logits, end_logits(rows.targets["start"]), rows) if "start" in rows.targets else None
+        outputs = {}
+        if self.answerable_weight is not None:
+            # No answer in the window, if positive: from [CLS] and the expected state of the start.
+            expected = (start_logits.softmax(-1).to(hidden.dtype)[:, None] @ hidden)[:, 0]
+            inner = self.answerable_inner(torch.cat([hidden[:, 0], expected], -1))
+            null = self.answerable(F.gelu(inner)).squeeze(-1).float()
+            outputs["null"] = null.detach()
+            if loss is not None:
                 impossible = rows.targets["impossible"]
                 loss = loss + self.answerable_weight * F.binary_cross_entropy_with_logits(null, impossible, reduction="sum")
         if self.training:
             return loss, {}
-        found = self._search(start_logits.detach(), of_starts.detach(), of_tokens.detach(), allowed)
-        return loss, found if null is None else {**found, "null": null.detach()}
 
-    def _end_logits(self, start: Float[Tensor, "R F"], of_tokens: Float[Tensor, "R L F"]) -> Float[Tensor, "R L"]:
-        return self.end(F.gelu(start[:, None] + of_tokens)).squeeze(-1)  # type: ignore[no-any-return]
-
-    def _impossible_logits(self, hidden: Float[Tensor, "R L D"], start_logits: Float[Tensor, "R L"]) -> Float[Tensor, "R"]:
-        """Logits, positive for no answer in the window, from [CLS] and the expected state of the start."""
-        where = start_logits.softmax(-1).to(hidden.dtype)
-        begin = (where[:, None] @ hidden)[:, 0]
-        both = torch.cat([hidden[:, 0], begin.to(hidden.dtype)], -1)
-        return self.answerable(F.gelu(self.answerable_inner(both))).squeeze(-1).float()  # type: ignore[no-any-return]
-
-    def _search(
-        self,
-        start_logits: Float[Tensor, "R L"],
-        of_starts: Float[Tensor, "R L F"],
-        of_tokens: Float[Tensor, "R L F"],
-        allowed: Bool[Tensor, "R L"],
-    ) -> dict[str, Tensor]:
-        """The likeliest starts, and the likeliest ends of each, with their log-probabilities."""
-        beam = min(self.beam_size, start_logits.shape[1])
-        start_scores, starts = start_logits.log_softmax(-1).topk(beam)
-        end_scores, ends = [], []
-        # One start of all rows at a time: (R, L, F) values in memory instead of (R, K, L, F).
-        for start in starts.unbind(1):
-            logits = _masked(self._end_logits(_at(of_starts, start), of_tokens), allowed)
-            scores, places = logits.log_softmax(-1).topk(beam)
-            end_scores.append(scores.detach())
-            ends.append(places)
-        return {
-            "starts": starts,
-            "start_scores": start_scores,
-            "ends": torch.stack(ends, 1),
-            "end_scores": torch.stack(end_scores, 1),
-        }
+        # The likeliest starts, and the likeliest ends of each, with their log-probabilities. One start of all rows at a time:
+        # (R, L, F) values in memory instead of (R, K, L, F).
+        with torch.no_grad():
+            beam = min(self.beam_size, start_logits.shape[1])
+            outputs["start_scores"], outputs["starts"] = start_logits.log_softmax(-1).topk(beam)
+            best = [end_logits(start).log_softmax(-1).topk(beam) for start in outputs["starts"].unbind(1)]
+            outputs["end_scores"], outputs["ends"] = (torch.stack(tensors, 1) for tensors in zip(*best, strict=True))
+        return loss, outputs
 
 
 class SpanHead(TaskHead):
@@ -137,14 +114,10 @@ class SpanHead(TaskHead):
         allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         states = hidden if self.inner is None else self.inner(hidden)
         start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(self.dropout(states)).unbind(-1))
-        loss = None
-        if "start" in rows.targets:
-            loss = 0.5 * (
-                F.cross_entropy(start_logits, rows.targets["start"], reduction="sum")
-                + F.cross_entropy(end_logits, rows.targets["end"], reduction="sum")
-            )
-        return loss, {} if self.training else self.search(start_logits.detach(), end_logits.detach(), allowed)
+        loss = _span_loss(start_logits, end_logits, rows) if "start" in rows.targets else None
+        return loss, {} if self.training else self.search(start_logits, end_logits, allowed)
 
+    @torch.no_grad()
     def search(
         self, start_logits: Float[Tensor, "R L"], end_logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]
     ) -> dict[str, Tensor]:
@@ -159,10 +132,10 @@ class SpanHead(TaskHead):
 
 def _masked(logits: Float[Tensor, "R L"], allowed: Bool[Tensor, "R L"]) -> Float[Tensor, "R L"]:
     """The logits with the smallest finite number at positions where no answer may be."""
-    logits = logits.float()  # many positions share one softmax
-    return logits.masked_fill(~allowed, torch.finfo(logits.dtype).min)
+    # float32, since many positions share one softmax.
+    return logits.float().masked_fill(~allowed, torch.finfo(torch.float32).min)
 
 
-def _at(states: Float[Tensor, "R L F"], positions: Int[Tensor, "R"]) -> Float[Tensor, "R F"]:
-    """The state at one position of each row."""
-    return states[torch.arange(len(positions), device=positions.device), positions]
+def _span_loss(start_logits: Float[Tensor, "R L"], end_logits: Float[Tensor, "R L"], rows: TaskRows) -> Tensor:
+    start_loss = F.cross_entropy(start_logits, rows.targets["start"], reduction="sum")
+    return 0.5 * (start_loss + F.cross_entropy(end_logits, rows.targets["end"], reduction="sum"))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -15,24 +16,40 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.data.sources.problems import ProblemLog
+from discern.data.tables import Table
 from discern.errors import DataError, nearest
 from discern.models.config import ModelConfig
 from discern.models.fused_ops import Dropout
-from discern.models.heads import PredictionLayers
-from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
-from discern.tasks.examples import ClassificationExample, Reading, label_counts
+from discern.models.heads import NGrams, PairStates, PredictionLayers, mean_state
+from discern.tasks.base import (
+    ClassificationExample,
+    Definition,
+    Labels,
+    Layout,
+    Outputs,
+    Prediction,
+    Reading,
+    Scores,
+    Task,
+    TaskConfig,
+    TaskHead,
+    TextEncoder,
+    label_counts,
+)
 from discern.tasks.features import Features, Ragged, TaskRows
-from discern.tasks.metrics import Scores
-from discern.tasks.pairs import PairStates, mean_state
+from discern.tasks.metrics import class_scores, label_set_scores, number_scores
+from discern.tasks.rows import read_texts, text_rows
 from discern.types import TokenBatch
 
 if TYPE_CHECKING:
-    from discern.tasks.baselines.base import Baseline
+    from discern.tasks.baselines import Baseline
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
 _BLOCK = 10_000
-Pooling = Literal["cls", "mean", "pair"]
-_ACTIVATIONS: dict[str, Literal["tanh", "gelu"]] = {"summary": "tanh", "dense": "gelu"}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"summary": torch.tanh, "dense": F.gelu}
+# Key of what is predicted, by the kind of the labels.
+_PREDICTED = {"single": "label", "multi": "labels", "number": "score"}
 
 
 class ClassificationConfig(TaskConfig):
@@ -48,10 +65,11 @@ class ClassificationConfig(TaskConfig):
         "tanh, as in BERT. 'dense': with GELU instead of tanh, as ELECTRA in Hugging Face transformers. 'prediction': with GELU "
         "and a LayerNorm, as in transformers' newer encoders, for which it is the default.",
     )
-    pooling: Literal["auto", "cls", "mean", "pair"] = Field(
+    pooling: Literal["auto", "cls", "mean", "mean-words", "pair"] = Field(
         "auto",
         description="State that the head reads. 'cls': the state of [CLS]. 'mean': the mean over all tokens, [CLS] and [SEP] "
-        "included; transformers has it only where 'prediction' is the default. 'pair': computed from two texts by comparing "
+        "included; transformers has it only where 'prediction' is the default. 'mean-words': the mean over the states and the "
+        "word embeddings of all tokens, read by one linear layer. 'pair': computed from two texts by comparing "
         "their means and their aligned tokens, or from [CLS] and the means of a single text; transformers does not have it. "
         "'auto': 'pair' for pairs of texts and networks smaller than ELECTRA-Small, otherwise 'cls'.",
     )
@@ -60,50 +78,47 @@ class ClassificationConfig(TaskConfig):
         description="With pooling 'pair', read the word embeddings of the tokens as well as their states, from which the word "
         "itself may have been lost. Ignored with other poolings.",
     )
+    words: bool = Field(
+        False,
+        description="Add a linear model of n-grams of tokens to the logits after the training. On small data it is better than "
+        "either alone; transformers does not have it. For classes only.",
+    )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
     )
 
 
 class ClassificationHead(TaskHead):
-    """Dropout and one linear layer on the state of [CLS], or on the mean of all states, possibly preceded by other layers.
+    """Dropout and one linear layer on one state of the row, possibly preceded by other layers; see `ClassificationConfig`.
 
     Reference: google-research/electra, finetune/classification; Hugging Face has a dense layer and GELU in between. The
     summary: zihangdai/xlnet, modeling.py, `summarize_sequence`.
 
     Args:
+        encoder: settings of the encoder.
         labels: labels, which decide the number of outputs and the loss.
-        activation: activation of a summary, a dense layer before the last: tanh or the exact GELU; None: no summary.
-        inner: ModernBERT's layers before the last one, instead of a summary.
-        pooling: 'cls': the head reads the state of [CLS]; 'mean': the mean over all tokens; 'pair': see `PairStates`.
-        words: width E of the word embeddings that pooling 'pair' compares, too; 0: it compares only states.
     """
 
     weights: Tensor
 
-    def __init__(
-        self,
-        hidden_size: int,
-        dropout: float,
-        labels: Labels,
-        *,
-        activation: Literal["tanh", "gelu"] | None = None,
-        inner: PredictionLayers | None = None,
-        pooling: Pooling = "cls",
-        words: int = 0,
-    ) -> None:
+    def __init__(self, encoder: ModelConfig, dropout: float, labels: Labels, settings: ClassificationConfig) -> None:
         super().__init__()
-        self.kind = labels.kind
-        self.activation = activation
-        self.pooling = pooling
-        self.pair = PairStates(hidden_size + words, hidden_size, dropout) if pooling == "pair" else None
-        self.reads_words = self.pair is not None and words > 0
-        self.summary = nn.Linear(hidden_size, hidden_size) if activation is not None else None
-        self.inner = inner
+        size, outputs = encoder.hidden_size, max(1, len(labels.names))
+        self.pooling = settings.pooling
+        if settings.pooling == "auto":
+            # Larger encoders compare pairs in their own layers, as in the published results.
+            self.pooling = "pair" if labels.pairs and encoder.smaller_than_electra_small else "cls"
+        self.reads_words = self.pooling == "mean-words" or (self.pooling == "pair" and settings.compare_words)
+        input_size = size + encoder.embedding_size if self.reads_words else size
+        linear = self.pooling == "mean-words"
+        self.pair = PairStates(input_size, size, dropout) if self.pooling == "pair" else None
+        self.activation = None if linear else _ACTIVATIONS.get(settings.head)
+        self.summary = nn.Linear(size, size) if self.activation is not None else None
+        self.inner = PredictionLayers(encoder) if settings.head == "prediction" and not linear else None
         self.dropout = Dropout(dropout)
-        self.output = nn.Linear(hidden_size, max(1, len(labels.names)))
-        weights = labels.weights or (1.0,) * max(1, len(labels.names))
-        self.register_buffer("weights", torch.tensor(weights), persistent=False)
+        self.output = nn.Linear(input_size if linear else size, outputs)
+        self.ngrams = NGrams(outputs) if settings.words and labels.names else None
+        self.register_buffer("weights", torch.tensor(labels.weights or (1.0,) * outputs), persistent=False)
 
     def forward(
         self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
@@ -112,18 +127,19 @@ class ClassificationHead(TaskHead):
             state = self.pair(hidden, tokens)
         else:
             state = hidden[:, 0] if self.pooling == "cls" else mean_state(hidden, tokens.attention_mask)
-        if self.summary is not None:
-            state = self.summary(state)
-            state = state.tanh() if self.activation == "tanh" else F.gelu(state)
+        if self.summary is not None and self.activation is not None:
+            state = self.activation(self.summary(state))
         if self.inner is not None:
             state = self.inner(state)
         logits = self.output(self.dropout(state)).float()
+        if self.ngrams is not None and not self.training:
+            logits = logits + self.ngrams(tokens.input_ids, tokens.attention_mask, tokens.token_type_ids)
         loss = None
         if "class" in rows.targets:
             loss = F.cross_entropy(logits, rows.targets["class"], self.weights, reduction="sum")
         elif "classes" in rows.targets:
-            each = F.binary_cross_entropy_with_logits(logits, rows.targets["classes"], reduction="none")
-            loss = (each * self.weights).sum()
+            losses = F.binary_cross_entropy_with_logits(logits, rows.targets["classes"], reduction="none")
+            loss = (losses * self.weights).sum()
         elif "score" in rows.targets:
             loss = (logits[:, 0] - rows.targets["score"]).square().sum()
         return loss, {"logits": logits.detach()}
@@ -136,184 +152,177 @@ class Classification(Task[ClassificationExample]):
     """
 
     Config: ClassVar[type[TaskConfig]] = ClassificationConfig
+    config: ClassificationConfig
     family: ClassVar[str] = "classification"
 
     @classmethod
     def learn(cls, train: Reading[ClassificationExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
-        kinds = {type(example.label) for example in train.examples}
-        if type(None) in kinds:
+        distinct = {example.label for example in train.examples}
+        if None in distinct:
             raise DataError(f"{train.source} has no labels to train on", hint="train on a file with labels")
+        if len(distinct) < 2:
+            hint = f"give the whole file, with {', '.join(fixed)}" if fixed else "check the column of the labels: --label COLUMN"
+            raise DataError(f"every example of {train.source} is '{distinct.pop()}': there is nothing to learn", hint=hint)
         pairs = any(example.pair is not None for example in train.examples)
+        kinds = {type(label) for label in distinct}
         if kinds == {float}:
-            return replace(_scores_of(train, fixed), pairs=pairs)
+            # Scores are trained in units of their standard deviation, or of the range that the task fixes.
+            if fixed:
+                low, high = map(float, fixed)
+                return Labels((), "number", scale=high - low, shift=low, pairs=pairs)
+            scores = np.array([example.label for example in train.examples], np.float64)
+            return Labels((), "number", scale=float(scores.std()), shift=float(scores.mean()), pairs=pairs)
         counts = label_counts(train.examples)
         names = fixed or tuple(sorted(counts, key=_numerically))
-        kind = "multi" if kinds == {tuple} else "single"
-        if len(counts) < 2 and kind == "single":
-            raise DataError(
-                f"every example of {train.source} is '{next(iter(counts))}': there is nothing to learn",
-                hint=f"give the whole file, with {', '.join(fixed)}"
-                if fixed
-                else "check the column of the label: --label COLUMN",
-            )
-        if not names:
-            raise DataError(f"no example of {train.source} has a label", hint="check the column of the labels: --label COLUMN")
-        balanced = cast(ClassificationConfig, config).class_weights == "balanced"
-        total = len(train.examples)
-        weights = tuple(total / (len(names) * counts[name]) if counts.get(name) else 0.0 for name in names) if balanced else ()
-        return Labels(names, kind, weights=weights, pairs=pairs)
+        weights: tuple[float, ...] = ()
+        if cast(ClassificationConfig, config).class_weights == "balanced":
+            total = len(train.examples)
+            weights = tuple(total / (len(names) * counts[name]) if name in counts else 0.0 for name in names)
+        return Labels(names, "multi" if kinds == {tuple} else "single", weights=weights, pairs=pairs)
+
+    @classmethod
+    def read(
+        cls, path: Path, definition: Definition[Any], split: str, config: TaskConfig, *, labeled: bool = True
+    ) -> Reading[ClassificationExample]:
+        return read_texts(path, definition.layout, definition.labels, labeled=labeled)
+
+    @classmethod
+    def rows(cls, table: Table, layout: Layout) -> Iterator[ClassificationExample]:
+        return (example for example, _ in text_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[ClassificationExample]) -> None:
-        found = label_counts(reading.examples)
-        unknown = [name for name in found if name not in self.labels.names]
-        if unknown and self.labels.kind != "number":
-            similar = nearest(unknown[0], self.labels.names)
-            near = f"did you mean '{similar}'? Otherwise " if similar else ""
-            first = next(place for place, each in enumerate(reading.examples) if unknown[0] in _classes(each))
+        counts = label_counts(reading.examples)
+        unknown = next((name for name in counts if name not in self.labels.names), None)
+        if unknown is not None and self.labels.kind != "number":
+            first = next(number for number, example in enumerate(reading.examples) if unknown in label_counts([example]))
+            similar = nearest(unknown, self.labels.names)
+            question = f"did you mean '{similar}'? Otherwise " if similar else ""
             raise DataError(
-                f"{reading.place(first)}: label '{unknown[0]}' ({found[unknown[0]]:,} in the file) does not occur in the "
+                f"{reading.place(first)}: label '{unknown}' ({counts[unknown]:,} in the file) does not occur in the "
                 f"training file, whose labels are {', '.join(self.labels.names[:20])}",
-                hint=f"{near}add examples of it to the training file, or remove it from this file",
+                hint=f"{question}add examples of it to the training file, or remove it from this file",
             )
 
     def training_examples(self, examples: Sequence[ClassificationExample]) -> Sequence[ClassificationExample]:
-        if not cast(ClassificationConfig, self.config).swap_pairs:
+        if not self.config.swap_pairs:
             return examples
-        swapped = (ClassificationExample(each.id, each.pair, each.text, each.label) for each in examples if each.pair is not None)
+        swapped = (replace(example, text=example.pair, pair=example.text) for example in examples if example.pair is not None)
         return (*examples, *swapped)
 
     def encode(self, examples: Sequence[ClassificationExample], text: TextEncoder, *, labeled: bool) -> Features:
-        ids: list[NDArray[np.int32]] = []
-        types: list[NDArray[np.uint8]] = []
-        cut = 0
+        rows: list[tuple[NDArray[np.int32], NDArray[np.uint8], bool]] = []
+        length = self.config.sequence_length
         for start in range(0, len(examples), _BLOCK):
             block = examples[start : start + _BLOCK]
-            firsts = text.ids([example.text for example in block])
-            seconds = iter(text.ids([example.pair for example in block if example.pair is not None]))
-            for example, first in zip(block, firsts, strict=True):
-                second = next(seconds) if example.pair is not None else None
-                row, segments, was_cut = frame_texts(first, second, text, self.config.sequence_length)
-                ids.append(row)
-                types.append(segments)
-                cut += was_cut
-        notes = (f"{cut:,} of {len(examples):,} texts were cut to {self.config.sequence_length} tokens",) if cut else ()
-        targets = self._targets(examples) if labeled else {}
-        return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(len(examples)), targets, notes=notes)
-
-    def _targets(self, examples: Sequence[ClassificationExample]) -> dict[str, NDArray[Any]]:
-        labels = self.labels
-        if labels.kind == "number":
-            scores = np.array([example.label for example in examples], np.float64)
-            return {"score": ((scores - labels.shift) / labels.scale).astype(np.float32)}
-        places = {name: place for place, name in enumerate(labels.names)}
-        if labels.kind == "single":
-            return {"class": np.array([places[cast(str, example.label)] for example in examples], np.int64)}
-        table = np.zeros((len(examples), len(places)), np.float32)
-        for row, example in enumerate(examples):
-            table[row, [places[name] for name in cast(tuple[str, ...], example.label)]] = 1
-        return {"classes": table}
-
-    def head(self, encoder: ModelConfig, dropout: float) -> ClassificationHead:
-        settings = cast(ClassificationConfig, self.config)
-        return ClassificationHead(
-            encoder.hidden_size,
-            dropout,
-            self.labels,
-            activation=_ACTIVATIONS.get(settings.head),
-            inner=PredictionLayers(encoder) if settings.head == "prediction" else None,
-            pooling=self._pooling(settings.pooling, encoder),
-            words=encoder.embedding_size if settings.compare_words else 0,
+            firsts, seconds = text.ids([example.text for example in block]), text.ids([example.pair or "" for example in block])
+            rows += [
+                frame_texts(first, None if example.pair is None else second, text, length)
+                for example, first, second in zip(block, firsts, seconds, strict=True)
+            ]
+        cut = sum(was_cut for _, _, was_cut in rows)
+        return Features(
+            Ragged.of(ids for ids, _, _ in rows),
+            Ragged.of((segments for _, segments, _ in rows), np.uint8),
+            np.arange(len(examples)),
+            self._targets(examples) if labeled else {},
+            notes=(f"{cut:,} of {len(examples):,} texts were cut to {length} tokens",) if cut else (),
         )
 
-    def _pooling(self, setting: Literal["auto"] | Pooling, encoder: ModelConfig) -> Pooling:
-        if setting != "auto":
-            return setting
-        # Larger encoders compare pairs in their own layers, as in the published results.
-        return "pair" if self.labels.pairs and encoder.smaller_than_electra_small else "cls"
+    def _targets(self, examples: Sequence[ClassificationExample]) -> dict[str, NDArray[Any]]:
+        labels: list[Any] = [example.label for example in examples]
+        if self.labels.kind == "number":
+            return {"score": ((np.array(labels, np.float64) - self.labels.shift) / self.labels.scale).astype(np.float32)}
+        classes = {name: number for number, name in enumerate(self.labels.names)}
+        if self.labels.kind == "single":
+            return {"class": np.array([classes[label] for label in labels], np.int64)}
+        has_class = [[name in names for name in classes] for names in labels]
+        return {"classes": np.array(has_class, np.float32).reshape(len(examples), len(classes))}
 
-    def items(self, rows: TaskRows) -> int:
-        return len(rows.rows)
+    def head(self, encoder: ModelConfig, dropout: float) -> ClassificationHead:
+        return ClassificationHead(encoder, dropout, self.labels, self.config)
 
     def predict(self, examples: Sequence[ClassificationExample], features: Features, outputs: Outputs) -> list[Prediction]:
-        logits = np.stack([row["logits"] for row in outputs]).astype(np.float64) if len(outputs) else np.zeros((0, 1))
-        return [self._prediction(example.id, row) for example, row in zip(examples, logits, strict=True)]
-
-    def _prediction(self, identity: str, logits: NDArray[np.float64]) -> Prediction:
-        labels = self.labels
-        shown = [round(float(value), 6) for value in logits]
-        if labels.kind == "number":
-            return {"id": identity, "score": float(labels.scale * logits[0] + labels.shift), "logits": shown}
-        if labels.kind == "multi":
-            each = 1 / (1 + np.exp(-logits))
-            chosen = [name for name, value in zip(labels.names, each, strict=True) if value >= 0.5]
-            return {"id": identity, "labels": chosen, "probabilities": _named(labels.names, each), "logits": shown}
-        exponents = np.exp(logits - logits.max())
-        each = exponents / exponents.sum()
-        return {
-            "id": identity,
-            "label": labels.names[int(logits.argmax())],
-            "probabilities": _named(labels.names, each),
-            "logits": shown,
-        }
+        labels, predictions = self.labels, []
+        for example, output in zip(examples, outputs, strict=True):
+            logits = output["logits"].astype(np.float64)
+            prediction: Prediction = {"id": example.id}
+            if labels.kind == "number":
+                prediction["score"] = float(labels.scale * logits[0] + labels.shift)
+            else:
+                if labels.kind == "multi":
+                    probabilities = 1 / (1 + np.exp(-logits))
+                    prediction["labels"] = [name for name, value in zip(labels.names, probabilities, strict=True) if value >= 0.5]
+                else:
+                    exponents = np.exp(logits - logits.max())
+                    probabilities = exponents / exponents.sum()
+                    prediction["label"] = labels.names[int(logits.argmax())]
+                prediction["probabilities"] = dict(zip(labels.names, probabilities.round(6).tolist(), strict=True))
+            predictions.append(prediction | {"logits": logits.round(6).tolist()})
+        return predictions
 
     def score(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> Scores:
-        # Only here: scikit-learn and scipy.stats take as long to import as torch.
-        from discern.tasks.metrics.classification import class_scores, label_set_scores, number_scores
-
         gold: list[Any] = [example.label for example in examples]
+        predicted = [prediction[_PREDICTED[self.labels.kind]] for prediction in predictions]
         if self.labels.kind == "number":
-            return number_scores(gold, [prediction["score"] for prediction in predictions], self.metrics)
+            return number_scores(gold, predicted, self.metrics)
         if self.labels.kind == "multi":
-            return label_set_scores(gold, [prediction["labels"] for prediction in predictions], self.metrics)
+            return label_set_scores(gold, predicted, self.metrics)
         positive = self.labels.names[1] if len(self.labels.names) == 2 else None
-        return class_scores(gold, [prediction["label"] for prediction in predictions], self.metrics, positive)
+        return class_scores(gold, predicted, self.metrics, positive)
+
+    def metric_terms(
+        self, metric: str, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]
+    ) -> NDArray[np.float64] | None:
+        if metric not in ("accuracy", "exact_match", "micro_f1"):
+            return None
+        gold: list[Any] = [set(each.label) if isinstance(each.label, tuple) else {each.label} for each in examples]
+        chosen = [set(each["labels"]) if self.labels.kind == "multi" else {each["label"]} for each in predictions]
+        pairs = zip(gold, chosen, strict=True)
+        if metric == "micro_f1":
+            return np.array([(2 * len(truth & guess), len(truth) + len(guess)) for truth, guess in pairs], np.float64)
+        return np.array([(truth == guess, 1) for truth, guess in pairs], np.float64)
 
     def mistakes(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        found = []
+        records = []
         for example, prediction in zip(examples, predictions, strict=True):
-            badness, wrong = self._badness(example, prediction)
-            if wrong:
-                pair = {"pair": example.pair} if example.pair is not None else {}
-                found.append({**prediction, "text": example.text, **pair, "gold": example.label, "badness": round(badness, 6)})
-        return sorted(found, key=lambda record: -record["badness"])
-
-    def _badness(self, example: ClassificationExample, prediction: Prediction) -> tuple[float, bool]:
-        """Distance, or negative log-probability in nats, and whether the prediction is wrong at all."""
-        if self.labels.kind == "number":
-            distance = abs(prediction["score"] - cast(float, example.label))
-            return distance, distance > 0
-        probabilities = prediction["probabilities"]
-        if self.labels.kind == "single":
-            return -math.log(max(probabilities[example.label], 1e-12)), prediction["label"] != example.label
-        gold = set(cast(tuple[str, ...], example.label))
-        surprise = sum(-math.log(max(value if name in gold else 1 - value, 1e-12)) for name, value in probabilities.items())
-        return surprise, set(prediction["labels"]) != gold
+            gold: Any = example.label
+            predicted = prediction[_PREDICTED[self.labels.kind]]
+            wrong = set(predicted) != set(gold) if self.labels.kind == "multi" else predicted != gold
+            if not wrong:
+                continue
+            # The distance of a score, or the negative log-probability of what is right in nats.
+            if self.labels.kind == "number":
+                badness = abs(predicted - gold)
+            else:
+                probabilities = prediction["probabilities"]
+                right = (
+                    [probabilities[gold]]
+                    if self.labels.kind == "single"
+                    else [value if name in gold else 1 - value for name, value in probabilities.items()]
+                )
+                badness = sum(-math.log(max(probability, 1e-12)) for probability in right)
+            pair = {} if example.pair is None else {"pair": example.pair}
+            records.append({**prediction, "text": example.text, **pair, "gold": gold, "badness": round(badness, 6)})
+        return sorted(records, key=lambda record: -record["badness"])
 
     def failure(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> str | None:
         if len(predictions) < 2:
             return None
         if self.labels.kind == "number":
             scores = [prediction["score"] for prediction in predictions]
-            gold = [cast(float, example.label) for example in examples]
+            gold: list[Any] = [example.label for example in examples]
             least = 1e-3 * abs(self.labels.scale)
             learned_nothing = max(scores) - min(scores) < least <= max(gold) - min(gold)
             return f"every prediction is about {scores[0]:.3g}" if learned_nothing else None
-        key = "label" if self.labels.kind == "single" else "labels"
-        predicted = {str(prediction[key]) for prediction in predictions}
+        predicted = {str(prediction[_PREDICTED[self.labels.kind]]) for prediction in predictions}
         if len(predicted) > 1 or not self.mistakes(examples, predictions):
             return None
         return f"every prediction is {predicted.pop()}"
 
     def baselines(self) -> Sequence[Baseline[ClassificationExample]]:
-        from discern.tasks.baselines.texts import text_baselines
+        from discern.tasks.baselines import text_baselines
 
         return text_baselines(self.labels)
-
-
-def _classes(example: ClassificationExample) -> tuple[str, ...]:
-    """The classes that an example is labeled with."""
-    label = example.label
-    return label if isinstance(label, tuple) else (label,) if isinstance(label, str) else ()
 
 
 def frame_texts(
@@ -323,43 +332,18 @@ def frame_texts(
 
     The longer text is truncated at its end; if both are equally long, the second one.
     """
-    special = text.special
     room = length - (2 if second is None else 3)
-    kept: Sequence[int]
-    other: Sequence[int] = ()
-    if second is None:
-        kept = first[:room]
-    else:
-        over = max(0, len(first) + len(second) - room)
-        # Both are truncated to the same length once the longer has been truncated to the shorter.
-        shorter = min(len(first), len(second))
-        if shorter <= room // 2:
-            left, right = (room - shorter, shorter) if len(first) > len(second) else (shorter, room - shorter)
-        else:
-            left, right = room - room // 2, room // 2
-        kept, other = (first[:left], second[:right]) if over else (first, second)
-    row = [special.cls, *kept, special.sep, *((*other, special.sep) if second is not None else ())]
-    segments = np.zeros(len(row), np.uint8)
-    segments[len(kept) + 2 :] = 1
-    return np.array(row, np.int32), segments, len(kept) + len(other) < len(first) + len(second or ())
-
-
-def _scores_of(train: Reading[ClassificationExample], fixed: tuple[str, ...]) -> Labels:
-    """Labels of regression. Scores are trained in units of their standard deviation, or of the range that the task fixes."""
-    scores = np.array([example.label for example in train.examples], np.float64)
-    if fixed:
-        low, high = map(float, fixed)
-        return Labels((), "number", scale=high - low, shift=low)
-    spread = float(scores.std())
-    if spread == 0:
-        raise DataError(
-            f"every score of {train.source} is {scores[0]:g}: there is nothing to learn", hint="check the column: --label COLUMN"
-        )
-    return Labels((), "number", scale=spread, shift=float(scores.mean()))
-
-
-def _named(names: Sequence[str], values: NDArray[np.float64]) -> dict[str, float]:
-    return {name: round(float(value), 6) for name, value in zip(names, values, strict=True)}
+    other = second or ()
+    # The first text has the room that the second leaves, and at least half of it, rounded up.
+    left = first[: max(room - len(other), room - room // 2)]
+    right = other[: room - len(left)]
+    row = [text.special.cls, *left, text.special.sep]
+    segments = [0] * len(row)
+    if second is not None:
+        row += [*right, text.special.sep]
+        segments += [1] * (len(right) + 1)
+    was_cut = len(left) + len(right) < len(first) + len(other)
+    return np.array(row, np.int32), np.array(segments, np.uint8), was_cut
 
 
 def _numerically(name: str) -> tuple[int, float, str]:

@@ -6,35 +6,52 @@ The task is named `pairs`, after its files. (A head that compares two texts in o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from pathlib import Path
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
-import torch
 from jaxtyping import Bool, Float
 from numpy.typing import NDArray
 from pydantic import Field, PositiveInt
 from torch import Tensor
 
+from discern.data.tables import open_table
 from discern.errors import ConfigError, DataError
+from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
-from discern.tasks.contrastive_loss import ABSENT, text_key
-from discern.tasks.examples import Reading, TextGroup
+from discern.models.heads import mean_state
+from discern.tasks.base import (
+    Definition,
+    Labels,
+    Layout,
+    Outputs,
+    Prediction,
+    Reading,
+    Scores,
+    Task,
+    TaskConfig,
+    TaskHead,
+    TextEncoder,
+    TextGroup,
+)
+from discern.tasks.baselines import Baseline
 from discern.tasks.features import Features, Ragged, TaskRows
-from discern.tasks.metrics import Scores
-from discern.tasks.metrics.retrieval import RETRIEVAL_METRICS, Ranking, retrieval_scores
-from discern.tasks.pairs import mean_state
-from discern.tasks.searching import Searched, ranked, searched
+from discern.tasks.metrics import number_scores
+from discern.tasks.readers.text_groups import group_columns, is_retrieval, read_groups, read_retrieval
+from discern.tasks.retrieval import RETRIEVAL_METRICS, retrieval_scores, search
 from discern.types import TokenBatch
-
-if TYPE_CHECKING:
-    from discern.tasks.baselines.base import Baseline
 
 NAME = "pairs"
 SIMILARITY_METRICS = ("spearman", "pearson")
-_BLOCK = 10_000
-_MAX_TEXTS = 255
-_COLLAPSED = 1e-6
+# A step compares each anchor with the positives of all rows.
+_ROWS_PER_STEP = 64
+# Few pairs are soon learned: of 316 pairs, nDCG after 117 of 247 steps was within 0.002 of its best (benchmarks/records,
+# "embeddings").
+_MIN_STEPS = 150
+# Of texts alone, whose two vectors differ by nothing else. Gao et al. 2021, "SimCSE", table 2: 0.1 is best.
+_DROPOUT = 0.1
+_BLOCK = 10_000  # texts that are tokenized at a time
+_TFIDF_FEATURES = 100_000
 
 
 class ContrastiveConfig(TaskConfig):
@@ -90,8 +107,7 @@ class VectorHead(TaskHead):
         if self.pooling == "cls":
             return hidden[:, 0].float()
         if self.pooling == "mean":
-            places = torch.arange(mask.shape[1], device=mask.device)
-            mask = (places > 0) & (places < mask.sum(1, keepdim=True) - 1)  # a row is [CLS] text [SEP]
+            hidden, mask = hidden[:, 1:-1], mask[:, 2:]  # a row is [CLS] text [SEP]: the token after a token of the text is real
         return mean_state(hidden, mask).float()
 
     def forward(
@@ -108,19 +124,13 @@ class Contrastive(Task[TextGroup]):
     """
 
     Config: ClassVar[type[TaskConfig]] = ContrastiveConfig
+    config: ContrastiveConfig
     family: ClassVar[str] = NAME
     objective: ClassVar[str] = "discern.tasks.contrastive_objective:ContrastiveObjective"
-    own_frame: ClassVar[bool] = True
-
-    @property
-    def settings(self) -> ContrastiveConfig:
-        """The settings, with their type."""
-        return cast(ContrastiveConfig, self.config)
 
     @classmethod
     def learn(cls, train: Reading[TextGroup], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
-        different = {example.texts[:2] for example in train.examples}
-        if len(different) < 2:
+        if len({example.texts[:2] for example in train.examples}) < 2:
             raise DataError(
                 f"{train.source} has a single pair to learn from, but each pair is contrasted with the other pairs of its batch",
                 hint="give at least two different pairs, preferably some hundreds",
@@ -134,129 +144,198 @@ class Contrastive(Task[TextGroup]):
         return Labels(kind="vectors", pairs=True)
 
     @classmethod
-    def check_encoder(cls, config: TaskConfig, encoder: ModelConfig) -> None:
-        sizes = cast(ContrastiveConfig, config).matryoshka
-        if sizes and max(sizes) > encoder.hidden_size:
+    def check_model(
+        cls, definition: Definition[TextGroup], config: TaskConfig, encoder: Encoder, *, dropout: float, frame: str
+    ) -> None:
+        settings, width = cast(ContrastiveConfig, config), encoder.config.hidden_size
+        if definition.layout.kind == "texts" and settings.positives == "dropout" and not dropout:
             raise ConfigError(
-                f"task.matryoshka has size {max(sizes)}, but the vectors of this model have {encoder.hidden_size} components",
-                hint=f"give smaller sizes: --set 'task.matryoshka=[{encoder.hidden_size // 2}]'",
+                "finetune.dropout is 0, but training on single texts encodes each text twice, with different dropout",
+                hint="--set finetune.dropout=0.1, or --set task.positives=crop for paragraphs of text",
+            )
+        if settings.matryoshka and max(settings.matryoshka) > width:
+            raise ConfigError(
+                f"task.matryoshka has size {max(settings.matryoshka)}, but the vectors of this model have {width} components",
+                hint=f"give smaller sizes: --set 'task.matryoshka=[{width // 2}]'",
+            )
+        usual = encoder.fine_tuning.get("finetune.frame", "cls-first")
+        if frame != usual:  # the encoder is later used without the record of its fine-tuning
+            raise ConfigError(
+                f"finetune.frame is '{frame}', but vectors of this encoder are read in its own framing, '{usual}'",
+                hint="leave it out",
             )
 
-    def check(self, reading: Reading[TextGroup]) -> None:
-        longest = max((len(example.texts) for example in reading.examples), default=0)
-        if longest > _MAX_TEXTS:
-            raise DataError(
-                f"{reading.source} has {longest} texts in a row, at most {_MAX_TEXTS} are supported", hint="use fewer"
-            )
+    @classmethod
+    def read(
+        cls, path: Path, definition: Definition[TextGroup], split: str, config: TaskConfig, *, labeled: bool = True
+    ) -> Reading[TextGroup]:
+        settings, layout = cast(ContrastiveConfig, config), definition.layout
+        if is_retrieval(path):
+            return read_retrieval(path, settings.unjudged)
+        training = split == "train"
+        named = {role: names[0] for role, names in layout.columns.items()}
+        positive_score = settings.positive_score if training else None
+        return read_groups(path, named, training=training, format=layout.format, positive_score=positive_score)
 
     def encode(self, examples: Sequence[TextGroup], text: TextEncoder, *, labeled: bool) -> Features:
-        ids: list[NDArray[np.int32]] = []
-        types: list[NDArray[np.uint8]] = []
-        room, cut = self.config.sequence_length - 2, 0
-        for start in range(0, len(examples), _BLOCK):
-            block = examples[start : start + _BLOCK]
-            found = iter(text.ids([each for example in block for each in example.texts]))
-            for example in block:
-                rows = [next(found) for _ in example.texts]
-                cut += sum(len(row) > room for row in rows)
-                framed = [[text.special.cls, *row[:room], text.special.sep] for row in rows]
-                ids.append(np.array([token for row in framed for token in row], np.int32))
-                types.append(np.repeat(np.arange(len(framed), dtype=np.uint8), [len(row) for row in framed]))
-        total = sum(len(example.texts) for example in examples)
-        notes = (f"{cut:,} of {total:,} texts were cut to {self.config.sequence_length} tokens",) if cut else ()
-        targets = _targets(examples) if labeled and examples else {}
-        return Features(Ragged.of(ids), Ragged.of(types, np.uint8), np.arange(len(examples)), targets, notes=notes)
+        texts = [content for example in examples for content in example.texts]
+        max_tokens, num_cut = self.config.sequence_length - 2, 0
+        framed: list[NDArray[np.int32]] = []
+        for start in range(0, len(texts), _BLOCK):
+            for tokens in text.ids(texts[start : start + _BLOCK]):
+                num_cut += len(tokens) > max_tokens
+                framed.append(np.array([text.special.cls, *tokens[:max_tokens], text.special.sep], np.int32))
+        notes = (f"{num_cut:,} of {len(texts):,} texts were cut to {self.config.sequence_length} tokens",) if num_cut else ()
+
+        # A row has the texts of an example; the segment of a token is the number of its text.
+        counts = [len(example.texts) for example in examples]
+        by_text = Ragged.of(framed)
+        offsets = by_text.offsets[np.cumsum([0, *counts])]
+        numbers = np.concatenate([np.arange(count, dtype=np.int16) for count in counts])
+        segments = Ragged(np.repeat(numbers, by_text.lengths), offsets)
+
+        # Equal texts have equal keys; 0 is for a text that a row does not have.
+        known: dict[str, int] = {}
+        keys = np.zeros((len(examples), max(counts)), np.int64)
+        keys[np.repeat(np.arange(len(examples)), counts), numbers] = [
+            known.setdefault(content, len(known) + 1) for content in texts
+        ]
+        targets = {"texts": keys}
+        if examples[0].score is not None:
+            targets["score"] = np.array([example.score for example in examples], np.float32)
+        return Features(Ragged(by_text.values, offsets), segments, np.arange(len(examples)), targets, notes=notes)
 
     def head(self, encoder: ModelConfig, dropout: float) -> VectorHead:
-        return VectorHead(self.settings.pooling)
-
-    def items(self, rows: TaskRows) -> int:
-        return len(rows.rows)
+        return VectorHead(self.config.pooling)
 
     def predict(self, examples: Sequence[TextGroup], features: Features, outputs: Outputs) -> list[Prediction]:
         vectors = [row["vectors"][: len(example.texts)] for example, row in zip(examples, outputs, strict=True)]
-        return self.compare(examples, vectors)
+        return self.compare(examples, np.concatenate(vectors))
 
-    def compare(self, examples: Sequence[TextGroup], vectors: Sequence[Any]) -> list[Prediction]:
-        """Predictions from the vectors of the texts of each example: similarities of pairs, or ranks of what is searched for."""
-        if any(example.score is not None or example.judged for example in examples):
-            return [
-                {"id": example.id, "similarity": round(_cosine(row[0], row[1]), 6)}
-                for example, row in zip(examples, vectors, strict=True)
-            ]
-        search = searched(examples, vectors)
-        return [_found(search, number, each) for number, each in enumerate(ranked(search))]
+    def compare(self, examples: Sequence[TextGroup], vectors: Any) -> list[Prediction]:
+        """Predictions from the vectors of the texts: similarities of judged pairs, or ranks of what is searched for.
+
+        Args:
+            vectors: (T, D) vectors of the texts of all examples, one after another; dense or sparse.
+        """
+        if examples[0].score is None:
+            return search(examples, vectors)
+        first, second = vectors[::2], vectors[1::2]
+        lengths = np.sqrt((first * first).sum(1) * (second * second).sum(1))
+        cosines = (first * second).sum(1) / np.where(lengths > 0, lengths, 1)
+        return [
+            {"id": example.id, "similarity": round(float(cosine), 6)} for example, cosine in zip(examples, cosines, strict=True)
+        ]
 
     def score(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> Scores:
         gold = [example.score for example in examples if example.score is not None]
-        if gold:
-            from discern.tasks.metrics.classification import number_scores  # scikit-learn takes a second to import
+        if not gold:
+            return retrieval_scores(predictions)
+        return number_scores(gold, [prediction["similarity"] for prediction in predictions], SIMILARITY_METRICS)
 
-            return number_scores(gold, [each["similarity"] for each in predictions], SIMILARITY_METRICS)
-        return retrieval_scores([Ranking(tuple(each["ranks"]), tuple(each["grades"])) for each in predictions])
+    def metric_terms(
+        self, metric: str, examples: Sequence[TextGroup], predictions: Sequence[Prediction]
+    ) -> NDArray[np.float64] | None:
+        if "ranks" not in predictions[0]:
+            return None
+        # One prediction per query, whereas the examples of a folder contain the documents too.
+        return np.array([(self.score((), [each]).values[metric], 1) for each in predictions], np.float64)
 
     def mistakes(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = []
-        for example, each in zip(examples, predictions, strict=False):
-            if example.score is not None:
-                found.append({**each, "text": example.text, "pair": example.texts[1], "gold": example.score})
-        if found:
-            return _by_order(found)
-        missed = [each for each in predictions if min(each["ranks"]) > 1]
-        return sorted(({**each, "badness": min(each["ranks"])} for each in missed), key=lambda record: -int(record["badness"]))
+        if examples[0].score is None:
+            records = [
+                {**prediction, "badness": prediction["ranks"][0]} for prediction in predictions if prediction["ranks"][0] > 1
+            ]
+        else:
+            # How far the order of the similarities is from the order of the scores.
+            pairs = np.array(
+                [(prediction["similarity"], example.score) for prediction, example in zip(predictions, examples, strict=True)]
+            )
+            positions = pairs.argsort(0).argsort(0)
+            gaps = (np.abs(positions[:, 0] - positions[:, 1]) / max(len(examples) - 1, 1)).round(6).tolist()
+            records = [
+                {**prediction, "text": example.text, "pair": example.texts[1], "gold": example.score, "badness": gap}
+                for example, prediction, gap in zip(examples, predictions, gaps, strict=True)
+                if gap > 0
+            ]
+        return sorted(records, key=lambda record: -record["badness"])
 
     def failure(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> str | None:
-        similarities = [each["similarity"] for each in predictions if "similarity" in each]
-        if len(similarities) > 1 and max(similarities) - min(similarities) < _COLLAPSED:
+        similarities = [prediction["similarity"] for prediction in predictions if "similarity" in prediction]
+        if len(similarities) > 1 and np.ptp(similarities) < 1e-6:
             return f"every pair of texts has similarity {similarities[0]:.4f}: all vectors are the same"
         return None
 
     def baselines(self) -> Sequence[Baseline[TextGroup]]:
-        from discern.tasks.baselines.vectors import TfIdfVectors
+        return [Baseline("tfidf", "TF-IDF vectors", self._compare_tfidf)]
 
-        return [TfIdfVectors(self)]
+    def _compare_tfidf(self, train: Sequence[TextGroup], examples: Sequence[TextGroup]) -> list[Prediction]:
+        """TF-IDF of words and of character n-grams, fitted on the training texts and compared as the vectors of the network."""
+        # They take a second to import.
+        from scipy import sparse
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.pipeline import make_union
+
+        vectorizer = make_union(
+            TfidfVectorizer(token_pattern=r"(?u)\b\w+\b", sublinear_tf=True, max_features=_TFIDF_FEATURES),
+            TfidfVectorizer(analyzer="char_wb", ngram_range=(2, 4), sublinear_tf=True, max_features=_TFIDF_FEATURES),
+        )
+        vectorizer.fit([text for example in train for text in example.texts])
+        vectors = vectorizer.transform([text for example in examples for text in example.texts])
+        return self.compare(examples, sparse.csr_array(vectors))
 
 
-def headline_metrics(*, judged: bool) -> tuple[str, ...]:
-    """The metrics of a file, the headline first.
+def pairs_definition(
+    train: Path, dev: Path | None, columns: Mapping[str, str], format: str | None, settings: Mapping[str, object]
+) -> Definition[TextGroup]:
+    """The definition of the task `pairs` for a user's files.
 
     Args:
-        judged: whether its pairs have scores.
+        train: table of pairs, or of single texts.
+        dev: table of pairs, folder of queries and documents, or a file in its `qrels`; None: a part of the pairs is held out.
+        columns: columns that the user named, by role.
+        settings: the settings of `ContrastiveConfig` that the user gave, unchecked.
+
+    Raises:
+        ConfigError: the training file has no such column, a column cannot be recognized, or there are only single texts to
+            evaluate on.
+        DataError: a file cannot be read.
     """
-    return SIMILARITY_METRICS if judged else RETRIEVAL_METRICS
-
-
-def _targets(examples: Sequence[TextGroup]) -> dict[str, NDArray[Any]]:
-    """The scores of judged pairs, which may be the opposite of positives, or the keys of pairs; a query alone has neither."""
-    if all(example.score is not None for example in examples):
-        return {"score": np.array([example.score for example in examples], np.float32)}
-    if all(len(example.texts) > 1 and example.score is None for example in examples):
-        return {"texts": _keys(examples)}
-    return {}
-
-
-def _keys(examples: Sequence[TextGroup]) -> NDArray[np.int64]:
-    """(N, K) the keys of the texts of each example, filled up with `ABSENT`."""
-    table = np.full((len(examples), max(len(example.texts) for example in examples)), ABSENT, np.int64)
-    for row, example in enumerate(examples):
-        table[row, : len(example.texts)] = [text_key(text) for text in example.texts]
-    return table
-
-
-def _cosine(first: Any, second: Any) -> float:
-    """The cosine of two vectors, dense or rows of a sparse matrix; 0 for a vector of zeros."""
-    product, lengths = (first * second).sum(), np.sqrt((first * first).sum() * (second * second).sum())
-    return float(product / lengths) if lengths else 0.0
-
-
-def _found(search: Searched, number: int, ranking: Mapping[str, Any]) -> Prediction:
-    found = {"id": search.ids[number], "text": search.queries[number], **ranking}
-    return {**found, "gold": [search.documents[place] for place in search.relevant[number]][:3]}
-
-
-def _by_order(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records by how far the order of their similarities is from the order of their scores."""
-    places = [np.argsort(np.argsort([record[key] for record in records])) for key in ("similarity", "gold")]
-    gaps = np.abs(places[0] - places[1]) / max(len(records) - 1, 1)
-    worst = np.argsort(-gaps, kind="stable")
-    return [{**records[int(row)], "badness": round(float(gaps[row]), 6)} for row in worst if gaps[row] > 0]
+    other = next((role for role in columns if role not in ("text", "pair", "label")), None)
+    if other is not None:
+        raise ConfigError(f"--{other} is not a column of pairs", hint="--text ANCHOR --pair POSITIVE --label SCORE")
+    if is_retrieval(train):
+        raise ConfigError(
+            f"{train} has queries and documents, which can only be evaluated on", hint="train on a table of pairs: --train FILE"
+        )
+    table = open_table(train, format)
+    # A file to evaluate on may have other columns than those named.
+    for role, column in columns.items():
+        table.require(column, f"--{role}")
+    if "pair" in columns and "text" not in columns:
+        raise ConfigError(
+            f"--pair {columns['pair']} is the second text of a pair, but the first is not named", hint="add --text COLUMN"
+        )
+    _, positive, score = group_columns(table, columns)
+    if positive is None and dev is None:
+        raise ConfigError(
+            f"{train} has single texts rather than pairs, so none of it can be held out to evaluate on",
+            hint="--dev FILE: judged pairs (sentence1, sentence2, score), pairs (anchor, positive), or a folder of queries; if "
+            "these are pairs, name both texts: --text COLUMN --pair COLUMN",
+        )
+    crops = settings.get("positives") == "crop"
+    if positive is not None and crops:
+        raise ConfigError(
+            f"task.positives is 'crop', which is for single texts, but {train} has pairs",
+            hint="leave it out, or train on a file with the single column 'text'",
+        )
+    if dev is None:  # what is held out keeps its scores unless they chose the positives
+        judged = score is not None and settings.get("positive_score") is None
+    else:
+        judged = not is_retrieval(dev) and group_columns(open_table(dev, format), columns)[2] is not None
+    defaults: dict[str, object] = {"train.sequences_per_step": _ROWS_PER_STEP, "finetune.min_steps": _MIN_STEPS}
+    if positive is None and not crops:
+        defaults["finetune.dropout"] = _DROPOUT
+    layout = Layout({role: (name,) for role, name in columns.items()}, format, "texts" if positive is None else "pairs")
+    metrics = SIMILARITY_METRICS if judged else RETRIEVAL_METRICS
+    return Definition(NAME, Contrastive, metrics, layout=layout, defaults=defaults)

@@ -6,26 +6,29 @@ segment: so a step has whole examples, whatever the number of their texts.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
-from typing import Any, cast
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from discern.corruption.randomness import Randomness
-from discern.models.fused_ops import same_draws
 from discern.tasks.contrastive import Contrastive, ContrastiveConfig, VectorHead
-from discern.tasks.contrastive_loss import Vectors, cosent, gathered, info_nce, of_all_ranks
-from discern.tasks.crops import cropped
+from discern.tasks.contrastive_loss import cosent, gather_ranks, info_nce
 from discern.tasks.features import TaskBatch
 from discern.tasks.supervised import SupervisedEvaluator, SupervisedObjective
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
+# Length of a crop as a fraction of its text. Izacard et al. 2021, "Unsupervised dense information retrieval with contrastive
+# learning" (Contriever), section 3.1 and their code: from 5 or 10 to 50 percent.
+_SHORTEST, _LONGEST = 0.1, 0.5
+# A crop of one or two tokens says nothing about its text.
+_MIN_TOKENS = 4
 # Rows whose loss is computed at a time in an evaluation: their cosines with all candidates are held in memory.
 _ROWS = 1024
 
@@ -42,59 +45,56 @@ class ContrastiveObjective(SupervisedObjective):
     """
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
-        """With `task.positives=crop`, crops the texts that are their own positives."""
+        """With `task.positives=crop`, masks all but a crop of each text if the texts are their own positives."""
         (group,) = cast(TaskBatch, batch).groups
-        keys = group.targets.get("texts")
-        if keys is not None and cast(Contrastive, self.tasks[group.task]).settings.positives == "crop":
-            batch = cropped(batch, keys.shape[1], keys[:, 0] == keys[:, 1], randomness)
+        crops = cast(Contrastive, self.tasks[group.task]).config.positives == "crop"
+        keys = group.targets["texts"]
+        if crops and "score" not in group.targets and torch.equal(keys[:, :1], keys[:, 1:]):
+            batch = replace(batch, attention_mask=crop(batch, randomness), full=False)
         return super().corrupt(batch, randomness)
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = cast(TaskBatch, batch.tokens)
         (group,) = tokens.groups
-        task, keys = cast(Contrastive, self.tasks[group.task]), group.targets.get("texts")
-        count = keys.shape[1] if keys is not None else int(tokens.token_type_ids.max()) + 1
-        texts = texts_of(tokens, count)
-        vectors = self._vectors(texts.tokens, cast(VectorHead, self.heads[group.task]), task.settings)
-        table = vectors.new_zeros(tokens.size * count, vectors.shape[1]).index_copy(0, texts.places, vectors)
-        table = table.view(tokens.size, count, -1)
-        loss = table.new_zeros(())
-        scores, settings = group.targets.get("score"), _loss_settings(task.settings, table.shape[-1])
-        if self.training and keys is not None:
-            own = Vectors(table, keys)
-            everyone, first = of_all_ranks(own)
-            loss = info_nce(own, everyone, first, symmetric=task.settings.symmetric, **settings)
-        elif self.training and scores is not None:
-            # One loss of all rows of the step, of which each rank has the share of its rows.
-            # Negatives, of which batches may have different numbers, are not used.
-            loss = cosent(gathered(table[:, :2].contiguous()), gathered(scores), **settings) * tokens.size
-        terms = {group.task: LossTerm(loss, task.items(group), group.share)}
-        return StepOutput(terms, {f"{group.task}/vectors": table.detach()})
+        task, head = cast(Contrastive, self.tasks[group.task]), self.heads[group.task]
+
+        # Lay out the texts, one per row. The tokens of a text follow one another, and so do the texts of a row.
+        texts_per_row = group.targets["texts"].shape[1]
+        real, rows = tokens.attention_mask, torch.arange(tokens.size, device=tokens.input_ids.device)
+        numbers = (rows[:, None] * texts_per_row + tokens.token_type_ids)[real]
+        numbers, lengths = torch.unique_consecutive(numbers, return_counts=True)
+        mask = torch.arange(int(lengths.max()), device=lengths.device) < lengths[:, None]
+        input_ids = tokens.input_ids.new_zeros(mask.shape).masked_scatter(mask, tokens.input_ids[real])
+
+        # Encode them.
+        def encode(input_ids: Int[Tensor, "T L"], mask: Bool[Tensor, "T L"]) -> Float[Tensor, "T D"]:
+            return cast(VectorHead, head).pooled(self.hidden_states(input_ids, mask, torch.zeros_like(input_ids)), mask)
+
+        if 0 < task.config.texts_per_pass < len(mask):
+            order = lengths.argsort(stable=True)  # so that a pass has little padding
+            parts = []
+            for part in order.split(task.config.texts_per_pass):
+                longest = lengths[part[-1]]
+                parts.append(checkpoint(encode, input_ids[part, :longest], mask[part, :longest], use_reentrant=False))
+            vectors = torch.cat(parts)[order.argsort()]
+        else:
+            vectors = encode(input_ids, mask)
+        vectors = vectors.new_zeros(tokens.size * texts_per_row, vectors.shape[1]).index_copy(0, numbers, vectors)
+        vectors = vectors.view(tokens.size, texts_per_row, -1)
+
+        # Compare them.
+        loss = vectors.new_zeros(())
+        if self.training:  # in an evaluation, the loss is that of a whole split
+            everyone = {name: gather_ranks(target) for name, target in group.targets.items()}
+            first = dist.get_rank() * tokens.size if dist.is_initialized() else 0
+            loss = _loss(task.config, gather_ranks(vectors), everyone, slice(first, first + tokens.size))
+            if "score" in everyone:
+                loss = loss * tokens.size  # one loss of all rows of the step, of which each rank has the share of its rows
+        terms = {group.task: LossTerm(loss, group.count, group.share)}
+        return StepOutput(terms, {f"{group.task}/vectors": vectors.detach()})
 
     def evaluator(self) -> ContrastiveEvaluator:
         return ContrastiveEvaluator(self.tasks, self.heldout)
-
-    def initial_loss(self) -> float:
-        """ln N for N candidates, the positives of a step."""
-        return math.log(self._sequences)
-
-    def _vectors(self, texts: TokenBatch, head: VectorHead, settings: ContrastiveConfig) -> Float[Tensor, "T D"]:
-        """The vector of each text, in their order."""
-
-        def encode(part: TokenBatch) -> Tensor:
-            return head.pooled(self._frame.states(self.encoder, part), part.attention_mask)
-
-        if not settings.texts_per_pass or texts.size <= settings.texts_per_pass:
-            return encode(texts)
-        # In order of length, so that a pass has little padding.
-        lengths = texts.attention_mask.sum(1)
-        order = lengths.argsort(stable=True)
-        parts = [_chosen(texts, rows, int(lengths[rows].max())) for rows in torch.split(order, settings.texts_per_pass)]
-        if torch.is_grad_enabled():
-            found = cached(encode, parts, [each for each in self.encoder.parameters() if each.requires_grad])
-        else:
-            found = torch.cat([encode(part) for part in parts])
-        return found[order.argsort()]
 
 
 class ContrastiveEvaluator(SupervisedEvaluator):
@@ -105,129 +105,54 @@ class ContrastiveEvaluator(SupervisedEvaluator):
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         super().update(output, batch)
-        for group in cast(TaskBatch, batch.tokens).groups:
-            held = self.outputs[group.task]
-            for name in ("texts", "score"):
-                if name in group.targets:
-                    for number, row in zip(group.features.tolist(), group.targets[name].cpu().numpy(), strict=True):
-                        held[number] = {**held[number], name: row}
-
-    def ordered(self, task: str) -> Any:
-        return [{"vectors": row["vectors"]} for row in super().ordered(task)]
+        (group,) = cast(TaskBatch, batch.tokens).groups
+        for name, targets in group.targets.items():
+            for number, target in zip(group.features.tolist(), targets.cpu().numpy(), strict=True):
+                self.outputs[group.task][number][name] = target
 
     def loss(self, task: str) -> float:
-        rows = [row for _, row in sorted(self.outputs[task].items())]
-        name = next((each for each in ("texts", "score") if rows and all(each in row for row in rows)), None)
-        if name is None:
+        rows, settings = self.ordered(task), cast(Contrastive, self._tasks[task]).config
+        columns = {name: torch.from_numpy(np.stack([row[name] for row in rows])) for name in rows[0]}
+        vectors = columns.pop("vectors")
+        if "score" in columns:
+            return float(_loss(settings, vectors, columns))
+        if vectors.shape[1] == 1:
             return 0.0
-        texts = 2 if name == "score" else None  # without negatives, as in training
-        vectors = torch.from_numpy(np.stack([row["vectors"][:texts] for row in rows]))
-        targets = torch.from_numpy(np.stack([row[name] for row in rows]))
-        chosen = cast(Contrastive, self._tasks[task]).settings
-        settings = _loss_settings(chosen, vectors.shape[-1])
-        if name == "score":
-            return float(cosent(vectors, targets, rows_at_a_time=_ROWS, **settings))
-        every = Vectors(vectors, targets)
-        total = 0.0
-        for first in range(0, len(rows), _ROWS):
-            block = Vectors(every.values[first : first + _ROWS], every.keys[first : first + _ROWS])
-            total += float(info_nce(block, every, first, symmetric=chosen.symmetric, **settings))
-        return total / len(rows)
+        blocks = (slice(first, first + _ROWS) for first in range(0, len(rows), _ROWS))
+        return sum(float(_loss(settings, vectors, columns, block)) for block in blocks) / len(rows)
 
 
-def _loss_settings(settings: ContrastiveConfig, width: int) -> dict[str, Any]:
-    sizes = (*settings.matryoshka, width) if settings.matryoshka else ()
-    return {"temperature": settings.temperature, "sizes": tuple(dict.fromkeys(sizes))}
+def _loss(
+    settings: ContrastiveConfig,
+    vectors: Float[Tensor, "N K D"],
+    targets: Mapping[str, Tensor],
+    rows: slice = slice(None),
+) -> Tensor:
+    """CoSENT of all rows if they have scores, or InfoNCE summed over some of them."""
+    sizes = tuple(dict.fromkeys((*settings.matryoshka, vectors.shape[-1])))
+    if "score" in targets:
+        return cosent(vectors, targets["score"], settings.temperature, sizes)
+    return info_nce(vectors, targets["texts"], settings.temperature, sizes, rows=rows, symmetric=settings.symmetric)
 
 
-@dataclass(frozen=True)
-class TextRows:
-    """The T texts of a batch, one per row.
-
-    Attributes:
-        places: (T,) place of each text in the table of rows by texts: row * texts per row + number of the text.
-    """
-
-    tokens: TokenBatch
-    places: Int[Tensor, "T"]
-
-
-def texts_of(tokens: TokenBatch, count: int) -> TextRows:
-    """The texts that the rows hold one after another.
+def crop(batch: TokenBatch, randomness: Randomness) -> Bool[Tensor, "B L"]:
+    """True at the tokens of a random span of each text, drawn independently, and at its [CLS] and [SEP].
 
     Args:
-        tokens: rows whose segments are the numbers of their texts.
-        count: maximum number of texts per row.
+        batch: rows of twice the same text, each as `[CLS] text [SEP]`, whose segments are 0 and 1.
+        randomness: the random numbers of these rows.
     """
-    real, device = tokens.attention_mask, tokens.input_ids.device
-    rows = torch.arange(tokens.size, device=device)
-    keys = (rows[:, None] * count + tokens.token_type_ids)[real]
-    lengths = torch.bincount(keys, minlength=tokens.size * count)
-    places = lengths.nonzero().flatten()
-    # Tokens of a text follow one another, and so do the texts of a row.
-    within = torch.arange(len(keys), device=device) - (lengths.cumsum(0) - lengths)[keys]
-    numbers = (lengths > 0).cumsum(0) - 1
-    longest = int(lengths.max())
-    input_ids = tokens.input_ids.new_zeros(len(places), longest)
-    input_ids[numbers[keys], within] = tokens.input_ids[real]
-    mask = torch.arange(longest, device=device) < lengths[places][:, None]
-    return TextRows(_batch(input_ids, mask), places)
+    real, device = batch.attention_mask, batch.input_ids.device
+    lengths = real.sum(1, keepdim=True) // 2
+    words = lengths - 2  # without [CLS] and [SEP]
 
+    # Draw length and start of both crops of each row.
+    draws = randomness.to(device).uniforms("crops", 4)
+    shares = _SHORTEST + (_LONGEST - _SHORTEST) * draws[:, :2]
+    sizes = torch.minimum((shares * words).round().long().clamp(min=_MIN_TOKENS), words)
+    starts = 1 + (draws[:, 2:] * (words - sizes + 1)).long()
 
-def _batch(input_ids: Int[Tensor, "T L"], mask: Bool[Tensor, "T L"]) -> TokenBatch:
-    rows, length = input_ids.shape
-    index = torch.arange(rows)
-    return TokenBatch(
-        input_ids=input_ids,
-        attention_mask=mask,
-        special_tokens_mask=~mask,
-        token_type_ids=torch.zeros_like(input_ids),
-        position_ids=torch.arange(length, device=input_ids.device).expand(rows, length),
-        document_ids=None,
-        word_starts=None,
-        example_index=index,
-        slot=index,
-    )
-
-
-def _chosen(texts: TokenBatch, rows: Int[Tensor, "P"], longest: int) -> TokenBatch:
-    return _batch(texts.input_ids[rows, :longest], texts.attention_mask[rows, :longest])
-
-
-def cached(encode: Callable[[TokenBatch], Tensor], parts: list[TokenBatch], parameters: list[Tensor]) -> Float[Tensor, "T D"]:
-    """The vectors of all parts, whose activations are not kept: the backward pass encodes each part again.
-
-    Args:
-        parameters: what `encode` depends on and gradients are for.
-    """
-    found: Tensor = _Cached.apply(encode, parts, *parameters)  # type: ignore[no-untyped-call]
-    return found
-
-
-class _Cached(torch.autograd.Function):
-    """One function of all parameters, so that each receives its gradient once, as DistributedDataParallel requires."""
-
-    @staticmethod
-    def forward(ctx: Any, encode: Callable[[TokenBatch], Tensor], parts: list[TokenBatch], *parameters: Tensor) -> Tensor:
-        ctx.encode, ctx.parts, ctx.parameters, ctx.draws = encode, parts, parameters, []
-        device = parts[0].input_ids.device
-        ctx.precision = device.type, torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
-        vectors = []
-        for part in parts:
-            ctx.draws.append(same_draws(device))
-            vectors.append(encode(part))
-        ctx.sizes = [len(each) for each in vectors]
-        return torch.cat(vectors)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        (gradient,) = gradients
-        totals: list[Tensor | None] = [None] * len(ctx.parameters)
-        kind, enabled, dtype = ctx.precision
-        for part, again, piece in zip(ctx.parts, ctx.draws, torch.split(gradient, ctx.sizes), strict=True):
-            context: AbstractContextManager[Any] = torch.autocast(kind, dtype, enabled=enabled)
-            with torch.enable_grad(), again(), context:
-                vectors = ctx.encode(part)
-            found = torch.autograd.grad(vectors, ctx.parameters, piece, allow_unused=True)
-            totals = [new if old is None else old if new is None else old + new for old, new in zip(totals, found, strict=True)]
-        return (None, None, *totals)
+    sizes, starts = (values.gather(1, batch.token_type_ids) for values in (sizes, starts))
+    positions = torch.arange(real.shape[1], device=device) % lengths
+    is_cropped = (positions == 0) | (positions == lengths - 1) | ((positions >= starts) & (positions < starts + sizes))
+    return is_cropped & real

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from functools import cached_property, lru_cache
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discern.data.batching.stream import Integers, derive_key, hash_uniforms, permute
+from discern.data.batching.stream import Integers, Rows, derive_key, hash_uniforms, permute, to_batch
 from discern.types import TokenBatch, map_tensors
 
 IGNORED = -100
@@ -38,9 +39,8 @@ class Ragged:
     def of(cls, sequences: Iterable[Sequence[int] | NDArray[Any]], dtype: type = np.int32) -> Ragged:
         """Build from a list of sequences."""
         arrays: list[NDArray[Any]] = [np.asarray(sequence, dtype) for sequence in sequences]
-        offsets = np.zeros(len(arrays) + 1, np.int64)
-        np.cumsum([len(array) for array in arrays], out=offsets[1:])
-        return cls(np.concatenate(arrays) if arrays else np.zeros(0, dtype), offsets)
+        offsets = np.cumsum([0, *(len(array) for array in arrays)], dtype=np.int64)
+        return cls(np.concatenate([np.zeros(0, dtype), *arrays]), offsets)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -48,17 +48,16 @@ class Ragged:
     def __getitem__(self, row: int) -> NDArray[Any]:
         return self.values[self.offsets[row] : self.offsets[row + 1]]
 
-    @property
+    @cached_property
     def lengths(self) -> NDArray[np.int64]:
         """(N,) lengths of the sequences."""
         return np.diff(self.offsets)
 
-    def padded(self, rows: NDArray[np.int64], length: int, fill: int) -> NDArray[np.int64]:
-        """(R, length) the chosen sequences, cut or filled up to `length`."""
+    def padded(self, rows: Integers, length: int, fill: int = 0) -> Integers:
+        """(R, length) the chosen sequences, none of which is longer than `length`, filled up to it."""
         result = np.full((len(rows), length), fill, np.int64)
-        for place, row in enumerate(rows):
-            sequence = self[int(row)][:length]
-            result[place, : len(sequence)] = sequence
+        for position, row in enumerate(rows.tolist()):
+            result[position, : self.lengths[row]] = self[row]
         return result
 
 
@@ -88,16 +87,6 @@ class Features:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def select(self, rows: NDArray[np.int64]) -> Mapping[str, Tensor]:
-        """The targets of some rows as tensors; targets per token are padded with `IGNORED`."""
-        length = int(self.input_ids.lengths[rows].max()) if len(rows) else 1
-        return {
-            name: torch.from_numpy(
-                column.padded(rows, length, IGNORED) if isinstance(column, Ragged) else np.ascontiguousarray(column[rows])
-            )
-            for name, column in self.targets.items()
-        }
-
 
 @dataclass(frozen=True)
 class TaskRows:
@@ -108,7 +97,7 @@ class TaskRows:
         features: (R,) indices in the features of the task.
         targets: (R, ...) targets by name; targets per token may be shorter than the batch.
         share: fraction of the rows of the whole step, over all micro-batches and ranks, that belong to this task.
-        count: number of items that their loss is summed over, as `Task.items` counts them; None: not counted yet.
+        count: number of items that their loss is summed over, as `Task.items` counts them once a micro-batch is complete.
     """
 
     task: str
@@ -116,18 +105,13 @@ class TaskRows:
     features: Int[Tensor, "R"]
     targets: Mapping[str, Tensor]
     share: float = 1.0
-    count: int | None = None
-
-    def to(self, device: torch.device) -> TaskRows:
-        """A copy on another device."""
-        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, targets={name: tensor.to(device, non_blocking=True) for name, tensor in self.targets.items()})
+    count: int = 0
 
     def between(self, start: int, stop: int) -> TaskRows:
         """The part in rows `start` to `stop - 1` of the batch, with indices counted from `start`."""
         chosen = ((self.rows >= start) & (self.rows < stop)).nonzero().flatten()
-        targets = {name: tensor[chosen] for name, tensor in self.targets.items()}
-        return replace(self, rows=self.rows[chosen] - start, features=self.features[chosen], targets=targets, count=None)
+        part = map_tensors(self, lambda tensor: tensor[chosen])
+        return replace(part, rows=part.rows - start)
 
 
 @dataclass(frozen=True)
@@ -140,59 +124,56 @@ class TaskBatch(TokenBatch):
 
     groups: tuple[TaskRows, ...] = ()
 
-    def to(self, device: torch.device) -> TaskBatch:
-        moved = map_tensors(self, lambda tensor: tensor.to(device, non_blocking=True))
-        return replace(moved, groups=tuple(group.to(device) for group in self.groups))
-
     def rows(self, start: int, stop: int) -> TaskBatch:
-        part = map_tensors(replace(self, spans=None), lambda tensor: tensor[start:stop])
+        part = cast(TaskBatch, TokenBatch.rows(replace(self, groups=()), start, stop))
         return replace(part, groups=tuple(group.between(start, stop) for group in self.groups))
 
 
 def collate(
-    features: Mapping[str, Features],
-    chosen: Sequence[tuple[str, int]],
-    indices: NDArray[np.int64],
-    slots: NDArray[np.int64],
-    shares: Mapping[str, float] | None = None,
+    features: Mapping[str, Features], rows: Integers, indices: Integers, slots: Integers, step: Integers | None = None
 ) -> TaskBatch:
     """A batch of rows, padded to the longest.
 
     Args:
         features: features of each task.
-        chosen: (B,) task and index of each row.
+        rows: (B, 2) index of the task of each row, and its index in the features of the task.
         indices: (B,) place of each row in the run's sequence of rows.
         slots: (B,) place of each row in the global batch.
-        shares: fraction of the rows of the step that belong to each task; None: these rows are the whole step.
+        step: all rows of the step that these are a part of, like `rows`; None: these rows are the whole step.
     """
-    rows = [features[task].input_ids[number] for task, number in chosen]
-    lengths = np.array([len(row) for row in rows])
+    lengths = _lengths(features, rows)
     length = int(lengths.max())
     input_ids, types = np.zeros((2, len(rows), length), np.int64)
-    for place, (task, number) in enumerate(chosen):
-        input_ids[place, : lengths[place]] = rows[place]
-        types[place, : lengths[place]] = features[task].token_types[number]
-    attention = np.arange(length)[None, :] < lengths[:, None]
+    tasks_of_step = (rows if step is None else step)[:, 0]
     groups = []
-    for task, rows_of_task in features.items():
-        places = [place for place, (name, _) in enumerate(chosen) if name == task]
-        numbers = np.array([chosen[place][1] for place in places], np.int64)
-        targets = rows_of_task.select(numbers)
-        share = len(places) / len(chosen) if shares is None else shares[task]
-        groups.append(TaskRows(task, torch.tensor(places, dtype=torch.int64), torch.from_numpy(numbers), targets, share))
-    return TaskBatch(
-        input_ids=torch.from_numpy(input_ids),
-        attention_mask=torch.from_numpy(attention),
-        special_tokens_mask=torch.from_numpy(~attention),
-        token_type_ids=torch.from_numpy(types),
-        position_ids=torch.arange(length).expand(len(rows), length),
-        document_ids=None,
-        word_starts=None,
-        example_index=torch.from_numpy(indices),
-        slot=torch.from_numpy(slots),
-        full=bool(attention.all()),
-        groups=tuple(groups),
-    )
+    for task, (name, columns) in enumerate(features.items()):
+        of_task = np.flatnonzero(rows[:, 0] == task)
+        numbers = rows[of_task, 1]
+        input_ids[of_task] = columns.input_ids.padded(numbers, length)
+        types[of_task] = columns.token_types.padded(numbers, length)
+        longest = int(lengths[of_task].max(initial=1))
+        targets = {
+            target: torch.from_numpy(column.padded(numbers, longest, IGNORED) if isinstance(column, Ragged) else column[numbers])
+            for target, column in columns.targets.items()
+        }
+        share = float((tasks_of_step == task).mean())
+        groups.append(TaskRows(name, torch.from_numpy(of_task), torch.from_numpy(numbers), targets, share))
+    positions = np.broadcast_to(np.arange(length), input_ids.shape)
+    batch = to_batch(Rows(input_ids, lengths, positions >= lengths[:, None], types, positions, None), indices, slots)
+    return TaskBatch(**vars(batch), groups=tuple(groups))
+
+
+def _lengths(features: Mapping[str, Features], rows: Integers) -> Integers:
+    """(B,) number of tokens of each row.
+
+    Args:
+        rows: (B, 2) index of the task of each row, and its index in the features of the task.
+    """
+    lengths = np.zeros(len(rows), np.int64)
+    for task, columns in enumerate(features.values()):
+        of_task = rows[:, 0] == task
+        lengths[of_task] = columns.input_ids.lengths[rows[of_task, 1]]
+    return lengths
 
 
 # Rows are sorted by length within this number of steps: enough that batches need hardly any padding, and few enough that their
@@ -214,85 +195,57 @@ class TaskStream:
     def __init__(self, features: Mapping[str, Features], seed: int, rows_per_step: int, alpha: float = 1.0) -> None:
         self.features = dict(features)
         self._seed = seed
-        self._step = rows_per_step
-        total = sum(len(rows) for rows in features.values())
+        self._rows_per_step = rows_per_step
+        sizes = np.array([len(columns) for columns in features.values()])
         # A round consists of whole steps, so that no batch belongs to two rounds.
-        self._round = max(1, total // rows_per_step) * rows_per_step
-        weights = np.array([len(rows) for rows in features.values()], np.float64) ** alpha
-        self._shares = np.cumsum(weights / weights.sum())
-        self._names = list(features)
-        self._ready: tuple[int, NDArray[np.int64]] = (-1, np.zeros((0, 2), np.int64))
+        self._round = max(1, int(sizes.sum()) // rows_per_step) * rows_per_step
+        weights = sizes**alpha
+        self._bounds = np.cumsum(weights / weights.sum())
+        self._order = lru_cache(maxsize=1)(self._draw)
 
     def batch(self, indices: Integers, slots: Integers) -> TaskBatch:
         """The rows at these places of the sequence: those of one step, or the part of one rank."""
-        rounds, places = np.divmod(indices, self._round)
-        chosen = []
-        for number, place in zip(rounds.tolist(), places.tolist(), strict=True):
-            task, row = self._order(number)[place]
-            chosen.append((self._names[task], int(row)))
-        return collate(self.features, chosen, indices.astype(np.int64), slots.astype(np.int64), self._shares_at(int(indices[0])))
-
-    def _shares_at(self, index: int) -> dict[str, float]:
-        """Fraction of the rows of each task in the step that contains a place."""
-        number, place = divmod(index, self._round)
-        first = place // self._step * self._step
-        tasks = self._order(number)[first : first + self._step, 0]
-        return dict(zip(self._names, (np.bincount(tasks, minlength=len(self._names)) / len(tasks)).tolist(), strict=True))
+        step = int(indices[0]) // self._rows_per_step
+        rows = self._rows_of(step)
+        return collate(self.features, rows[indices - step * self._rows_per_step], indices, slots, rows)
 
     def padding_fraction(self, steps: int) -> float:
         """Fraction of positions that hold padding, over the first steps of a run."""
-        real = slots = 0
+        tokens = positions = 0
         for step in range(steps):
-            number, first = divmod(step * self._step, self._round)
-            lengths = self._lengths(self._order(number)[first : first + self._step])
-            real, slots = real + int(lengths.sum()), slots + int(lengths.max()) * len(lengths)
-        return 1 - real / slots if slots else 0.0
+            lengths = _lengths(self.features, self._rows_of(step))
+            tokens, positions = tokens + int(lengths.sum()), positions + int(lengths.max()) * len(lengths)
+        return 1 - tokens / positions if positions else 0.0
 
-    def _order(self, number: int) -> NDArray[np.int64]:
-        """(rows, 2) task and row at each place of a round."""
-        if self._ready[0] != number:
-            self._ready = number, self._make(number)
-        return self._ready[1]
+    def _rows_of(self, step: int) -> Integers:
+        """(rows per step, 2) task and row at each place of a step."""
+        number, first = divmod(step * self._rows_per_step, self._round)
+        return self._order(number)[first : first + self._rows_per_step]
 
-    def _make(self, number: int) -> NDArray[np.int64]:
-        first, count = number * self._round, self._round
-        tasks = self._tasks_at(np.arange(first, first + count))
-        before = np.bincount(self._tasks_at(np.arange(first)), minlength=len(self._names)) if len(self._names) > 1 else [first]
-        drawn = np.zeros((count, 2), np.int64)
-        drawn[:, 0] = tasks
-        for task, name in enumerate(self._names):
-            mine = np.flatnonzero(tasks == task)
-            size = len(self.features[name])
-            cycles, places = np.divmod(before[task] + np.arange(len(mine)), size)
-            for cycle in np.unique(cycles):
-                these = cycles == cycle
-                key = derive_key(self._seed, "task rows", name, int(cycle))
-                drawn[mine[these], 1] = permute(places[these], size, key)
-        return self._by_length(drawn, number)
+    def _draw(self, number: int) -> Integers:
+        """(rows per round, 2) task and row at each place of a round."""
+        # The task of each place, in this round and, to know how many rows of each task they read, in all rounds before.
+        first, stop = number * self._round, (number + 1) * self._round
+        uniforms = hash_uniforms(derive_key(self._seed, "which task"), np.arange(stop))
+        tasks = np.minimum(np.searchsorted(self._bounds, uniforms, side="right"), len(self._bounds) - 1)
+        read = np.bincount(tasks[:first], minlength=len(self._bounds))
+        rows = np.stack([tasks[first:], np.zeros(self._round, np.int64)], 1)
 
-    def _tasks_at(self, places: NDArray[np.int64]) -> NDArray[np.int64]:
-        if len(self._names) == 1:
-            return np.zeros(len(places), np.int64)
-        uniforms = hash_uniforms(derive_key(self._seed, "which task"), places)
-        return np.minimum(np.searchsorted(self._shares, uniforms, side="right"), len(self._names) - 1)
+        # The next rows of each task, in the order of the epoch of the task.
+        for task, (name, columns) in enumerate(self.features.items()):
+            places = np.flatnonzero(rows[:, 0] == task)
+            epochs, positions = np.divmod(read[task] + np.arange(len(places)), len(columns))
+            for epoch in np.unique(epochs):
+                chosen = epochs == epoch
+                key = derive_key(self._seed, "task rows", name, int(epoch))
+                rows[places[chosen], 1] = permute(positions[chosen], len(columns), key)
 
-    def _by_length(self, drawn: NDArray[np.int64], number: int) -> NDArray[np.int64]:
-        """The rows grouped into batches of similar length, in random order."""
-        pool = _POOL_STEPS * self._step
-        lengths = self._lengths(drawn)
-        order = np.concatenate(
-            [start + np.argsort(lengths[start : start + pool], kind="stable") for start in range(0, len(drawn), pool)]
-        )
-        steps = order.reshape(-1, self._step)
+        # Steps of rows of similar length, in random order.
+        lengths, pool = _lengths(self.features, rows), _POOL_STEPS * self._rows_per_step
+        order = [start + np.argsort(lengths[start : start + pool], kind="stable") for start in range(0, len(rows), pool)]
+        steps = np.concatenate(order).reshape(-1, self._rows_per_step)
         shuffled = permute(np.arange(len(steps)), len(steps), derive_key(self._seed, "task steps", number))
-        return np.asarray(drawn[steps[shuffled].reshape(-1)])
-
-    def _lengths(self, drawn: NDArray[np.int64]) -> NDArray[np.int64]:
-        lengths = np.zeros(len(drawn), np.int64)
-        for task, name in enumerate(self._names):
-            mine = drawn[:, 0] == task
-            lengths[mine] = self.features[name].input_ids.lengths[drawn[mine, 1]]
-        return lengths
+        return rows[steps[shuffled].flatten()]
 
 
 class TaskRowsInOrder:
@@ -300,19 +253,17 @@ class TaskRowsInOrder:
 
     Args:
         features: features of each task.
+
+    Attributes:
+        num_rows: number of rows of all splits.
     """
 
     def __init__(self, features: Mapping[str, Features]) -> None:
         self.features = dict(features)
-        numbered = [(name, row) for name, rows in features.items() for row in np.argsort(rows.input_ids.lengths, kind="stable")]
-        self._rows = [(name, int(row)) for name, row in numbered]
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows of all splits."""
-        return len(self._rows)
+        orders = [np.argsort(columns.input_ids.lengths, kind="stable") for columns in features.values()]
+        self._rows = np.concatenate([np.stack([np.full_like(order, task), order], 1) for task, order in enumerate(orders)])
+        self.num_rows = len(self._rows)
 
     def batch(self, indices: Integers, slots: Integers) -> TaskBatch:
         """The rows at these places."""
-        chosen = [self._rows[int(index)] for index in indices]
-        return collate(self.features, chosen, indices.astype(np.int64), slots.astype(np.int64))
+        return collate(self.features, self._rows[indices], indices, slots)

@@ -2,47 +2,50 @@
 
 from __future__ import annotations
 
-import abc
-from collections import Counter
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, ClassVar, Literal, NamedTuple, cast, final
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
+from discern.data.sources.problems import ProblemLog
+from discern.data.tables import Table
+from discern.data.tokenizer.plain_text import encode_texts
 from discern.errors import DataError
 from discern.models.config import ModelConfig
 from discern.models.heads import PredictionLayers
 from discern.tasks.answer_heads import JointHead, SpanHead
-from discern.tasks.answer_spans import (
-    ContextWindow,
-    FoundAnswer,
-    LocatedTokens,
-    RowBudget,
-    WindowOffsets,
-    best_answers,
-    cut_windows,
-    located_tokens,
-    no_answer_score,
-    probabilities,
-    row_budget,
+from discern.tasks.base import (
+    Answer,
+    Definition,
+    Labels,
+    Layout,
+    Outputs,
+    Prediction,
+    QuestionExample,
+    Reading,
+    Scores,
+    Task,
+    TaskConfig,
+    TaskHead,
+    TextEncoder,
 )
-from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
-from discern.tasks.examples import QuestionExample, Reading
-from discern.tasks.features import Column, Features, Ragged, TaskRows
-from discern.tasks.metrics import Scores
-from discern.tasks.metrics.answers import word_f1
-from discern.wording import counted
-
-if TYPE_CHECKING:
-    from discern.tasks.baselines.base import Baseline
+from discern.tasks.baselines import Baseline
+from discern.tasks.features import Column, Features, Ragged
+from discern.tasks.metrics import CMRC, SQUAD1, SQUAD2, Similarity, best_similarities, squad2_scores
+from discern.tasks.readers.questions import FORMATS
+from discern.tasks.rows import question_rows, read_rows
 
 # Number of questions whose contexts are tokenized at a time; all formats keep the questions of a context together.
 _BLOCK = 1000
-_NAMES = ("answerable", "impossible")
 # Characters of context shown on each side of a wrong answer.
 _AROUND = 80
+_SPACE = re.compile(r"\s")
 
 
 class QuestionConfig(TaskConfig):
@@ -86,127 +89,316 @@ class QuestionConfig(TaskConfig):
         return -2.75 if self.head == "joint" else 0.0
 
 
+class LocatedTokens(NamedTuple):
+    """The T tokens of a text with their characters.
+
+    Attributes:
+        ids: (T,) token ids.
+        starts: (T,) first character of each token, in the text before normalization.
+        ends: (T,) end of its last character.
+    """
+
+    ids: NDArray[np.int32]
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+    def cover(self, answer: Answer) -> tuple[int, int]:
+        """First and last of the fewest tokens that cover all characters of an answer; first > last if no token covers any."""
+        first = np.searchsorted(self.ends, answer.start, side="right")
+        last = np.searchsorted(self.starts, answer.start + len(answer.text)) - 1
+        return int(first), int(last)
+
+
+def located_tokens(texts: Sequence[str], encoder: TextEncoder) -> list[LocatedTokens]:
+    """The tokens of each text, without special tokens.
+
+    Characters that normalization drops (combining accents, joiners, control characters) belong to the token before them, so
+    that a piece cut at tokens keeps them.
+    """
+    located = []
+    for text, encoding in zip(texts, encode_texts(encoder.tokenizer, texts), strict=True):
+        starts, ends = np.array(encoding.offsets, np.int32).reshape(-1, 2).T
+        gaps = map(slice, ends, [*starts[1:], len(text)])
+        dropped = [len(_SPACE.split(text[gap], maxsplit=1)[0]) for gap in gaps]
+        located.append(LocatedTokens(np.array(encoding.ids, np.int32), starts, ends + np.array(dropped, np.int32)))
+    return located
+
+
+def cut_windows(tokens: int, length: int, stride: int) -> list[list[int]]:
+    """The windows of a context, up to the first that reaches its end. A context without tokens has one empty window.
+
+    The context of a token in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
+    earlier ones.
+    Reference: BERT, run_squad.py, `_check_is_max_context`.
+
+    Returns:
+        Start and stop of each window, and of the tokens that have most context in it: `[start, stop, best_start, best_stop]`.
+    """
+    starts = np.arange(0, max(tokens - length, 0) + stride, stride)
+    stops = np.minimum(starts + length, tokens)
+    positions = np.arange(tokens)
+    around = np.minimum(positions - starts[:, None], stops[:, None] - 1 - positions)
+    context = np.where(around >= 0, around + 0.01 * (stops - starts)[:, None], -1.0)
+    # From left to right, each window overtakes the one before it once: so the tokens that a window wins are contiguous.
+    bounds = np.searchsorted(context.argmax(0), np.arange(len(starts) + 1))
+    return np.transpose([starts, stops, bounds[:-1], bounds[1:]]).tolist()  # type: ignore[no-any-return]
+
+
+class Window(NamedTuple):
+    """The window of a context in a row `[CLS] question [SEP] window [SEP]`.
+
+    Attributes:
+        best_start, best_stop: positions of the tokens that have most context in this window.
+        starts, ends: characters of the context for each position up to the end of the window; 0 before the window.
+    """
+
+    best_start: int
+    best_stop: int
+    starts: NDArray[np.int32]
+    ends: NDArray[np.int32]
+
+
+def best_answers(
+    context: str, windows: Sequence[Window], outputs: Outputs, *, max_length: int, number: int
+) -> list[dict[str, Any]]:
+    """The answers with the highest scores, at most `number`, each text once; equal scores in the order of the windows.
+
+    Args:
+        windows: windows of the context.
+        outputs: outputs of the head for each window; see `answer_heads`.
+        max_length: maximum number of tokens of an answer.
+
+    Returns:
+        For each answer `text` and `start` in the context; `start_score`, `end_score` and their sum, `score`; and `probability`:
+        the softmax of the scores.
+    """
+    spans = []
+    for window, output in zip(windows, outputs, strict=True):
+        # All pairs of a start and an end of the head with their scores.
+        starts, ends = (np.rint(output[name]).astype(np.int64) for name in ("starts", "ends"))
+        start_scores, end_scores = (output[name].astype(np.float64) for name in ("start_scores", "end_scores"))
+        firsts, lasts, *scores = np.broadcast_arrays(starts[:, None], ends, start_scores[:, None], end_scores)
+        # A start counts only where its token has most context, so that each span is scored with as much context as possible.
+        admissible = (firsts >= window.best_start) & (firsts < window.best_stop) & (lasts < len(window.starts))
+        admissible &= (lasts >= firsts) & (lasts - firsts < max_length)
+        begins, stops = window.starts[firsts[admissible]], window.ends[lasts[admissible]]
+        spans.append((begins, stops, *(values[admissible] for values in scores)))
+    begins, stops, start_scores, end_scores = map(np.concatenate, zip(*spans, strict=True))
+    totals = start_scores + end_scores
+    span_of_text: dict[str, int] = {}
+    for span in np.argsort(-totals, kind="stable"):
+        # The tokens of some tokenizers include the space before them.
+        text = context[begins[span] : stops[span]].strip()
+        if text and len(span_of_text) < number:
+            span_of_text.setdefault(text, span)
+    best = totals[list(span_of_text.values())]
+    shares = np.exp(best - best.max(initial=-np.inf))
+    return [
+        {
+            "text": text,
+            "start": context.index(text, begins[span]),
+            "start_score": round(float(start_scores[span]), 6),
+            "end_score": round(float(end_scores[span]), 6),
+            "score": round(float(totals[span]), 6),
+            "probability": round(float(share), 6),
+        }
+        for (text, span), share in zip(span_of_text.items(), shares / shares.sum(), strict=True)
+    ]
+
+
 class Questions(Task[QuestionExample]):
     """Start and end of the answer, predicted from `[CLS] question [SEP] window [SEP]`; long contexts make several windows.
 
     An answer is an unchanged piece of the context, with its case, accents and white space.
-    A subclass defines the metrics.
+    Every question has an answer; scored as SQuAD 1.1 and MRQA 2019. Subclasses have other metrics.
     """
 
+    family = "squad1"
     Config: ClassVar[type[TaskConfig]] = QuestionConfig
+    config: QuestionConfig
     has_impossible: ClassVar[bool] = False
-    """Whether a question may have no answer in its context."""
-
-    @property
-    def settings(self) -> QuestionConfig:
-        """The configuration with its own type."""
-        return cast(QuestionConfig, self.config)
+    """Whether a question may have no answer in its context; it is then scored as in SQuAD 2.0."""
+    similarities: ClassVar[Mapping[str, Similarity]] = SQUAD1
+    """How an answer is compared with a gold answer, for `exact_match` and `f1`."""
 
     @classmethod
     def learn(cls, train: Reading[QuestionExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
-        if not any(example.answers for example in train.examples):
-            raise DataError(
-                f"no question of {train.source} has an answer in its context: there is nothing to learn",
-                hint="train on a file whose answers occur in their contexts exactly",
-            )
-        return Labels(_NAMES if cls.has_impossible else (), "spans")
+        return Labels(("answerable", "impossible") if cls.has_impossible else (), "spans")
+
+    @classmethod
+    def read(
+        cls, path: Path, definition: Definition[Any], split: str, config: TaskConfig, *, labeled: bool = True
+    ) -> Reading[QuestionExample]:
+        if definition.layout.format in FORMATS:
+            reading = FORMATS[definition.layout.format](path, labeled=labeled)
+        else:
+            reading = read_rows(path, definition.layout, partial(question_rows, labeled=labeled), labeled=labeled)
+        if split == "train":
+            # Leave out what cannot be learned. In evaluation such questions count, as in the official metrics.
+            problems, learnable = ProblemLog(), []
+            for number, example in enumerate(reading.examples):
+                if example.question.strip() and example.context.strip() and (example.answers or not example.golds):
+                    learnable.append(example)
+                else:
+                    kind = "question without text, or without an answer that occurs in its context, left out"
+                    problems.add(kind, reading.place(number))
+            reading = replace(reading, examples=tuple(learnable), problems=(*reading.problems, *problems.summary()), places=())
+            if not any(example.answers for example in learnable):
+                details = "; ".join(map(str, reading.problems)) or "no question has one"
+                raise DataError(
+                    f"{path} has no answers to learn from: {details}", hint="an answer must occur in its context exactly"
+                )
+        impossible = sum(example.impossible is True for example in reading.examples)
+        note = (f"{impossible:,} of {len(reading.examples):,} questions have no answer",) if impossible else ()
+        return replace(reading, notes=(*reading.notes, *note))
+
+    @classmethod
+    def rows(cls, table: Table, layout: Layout) -> Iterator[QuestionExample]:
+        return (example for example, _ in question_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[QuestionExample]) -> None:
-        unknown = [example.id for example in reading.examples if example.impossible is None and not example.golds]
-        if unknown:
+        # A question has no answer by the criterion of the official metric: it has no golds.
+        unanswered = [example for example in reading.examples if not example.golds]
+        unexpected = [example.id for example in unanswered if example.impossible is None or not self.has_impossible]
+        if unexpected:
             raise DataError(
-                f"{reading.source}: question {unknown[0]} has no answers, and is not marked as impossible",
-                hint='give every question "answers", or "is_impossible": true',
-            )
-        impossible = [example.id for example in reading.examples if _is_impossible(example)]
-        if impossible and not self.has_impossible:
-            raise DataError(
-                f"{reading.source}: question {impossible[0]} has no answer ({len(impossible):,} in all); every question of "
-                f"{self.name} has one",
-                hint="in your own files, add such questions to the training file too; in SQuAD's format: --task squad2",
+                f"{reading.source}: question {unexpected[0]} has no answer ({len(unexpected):,} in all)",
+                hint="give it an answer; or, if its context has none: in your own files, add such questions to the training file "
+                'too; in SQuAD\'s format, use --task squad2 and mark it with "is_impossible": true',
             )
 
     def encode(self, examples: Sequence[QuestionExample], text: TextEncoder, *, labeled: bool) -> Features:
-        rows = _Rows(self.settings, text)
-        for start in range(0, len(examples), _BLOCK):
-            rows.add(examples[start : start + _BLOCK])
-        return rows.features(labeled=labeled, impossible=self.has_impossible)
+        config, special = self.config, text.special
+        rows: list[dict[str, Any]] = []
+        cut = several = unpredictable = 0
+        for begin in range(0, len(examples), _BLOCK):
+            block = examples[begin : begin + _BLOCK]
+            contexts = list(dict.fromkeys(example.context for example in block))
+            located = dict(zip(contexts, located_tokens(contexts, text), strict=True))
+            questions = text.ids([example.question for example in block])
+            for number, (example, question) in enumerate(zip(block, questions, strict=True), begin):
+                context = located[example.context]
+
+                # Divide the row [CLS] question [SEP] window [SEP]; the question gets a third of it at most.
+                question_length = min(len(question), config.max_query_length, config.sequence_length // 3)
+                window_length = config.sequence_length - question_length - 3
+                # Windows overlap by `max_answer_length` tokens, so that every answer up to that length is whole in at least one
+                # of them; windows that are too short for that overlap by half.
+                stride = min(config.doc_stride, max(window_length - config.max_answer_length, window_length // 2, 1))
+                windows = cut_windows(len(context.ids), window_length, stride)
+
+                # Of several answers the first is learned; the metric accepts any of them.
+                first, last = context.cover(example.answers[0]) if example.answers else (0, -1)
+                prefix = [special.cls, *question[:question_length], special.sep]
+                has_answer = False
+                for start, stop, *best in windows:
+                    # A window without the answer has [CLS] as start and end, but counts as answerable if its question is. The
+                    # released code does the same, and takes the minimum over the windows of a question.
+                    shift, span = len(prefix) - start, (0, 0)
+                    if start <= first <= last < stop:
+                        span = first + shift, last + shift
+                        has_answer = last - first < config.max_answer_length
+                    row = {
+                        "example": number,
+                        "ids": np.concatenate([prefix, context.ids[start:stop], [special.sep]]),
+                        "types": np.repeat([0, 1], [len(prefix), stop - start + 1]),
+                        "best": [position + shift for position in best],
+                        "starts": np.pad(context.starts[start:stop], (len(prefix), 0)),
+                        "ends": np.pad(context.ends[start:stop], (len(prefix), 0)),
+                        "span": span,
+                        "impossible": not example.golds,
+                    }
+                    rows.append(row)
+
+                cut += question_length < len(question)
+                several += len(windows) > 1
+                unpredictable += bool(example.answers) and not has_answer
+
+        total = len(examples)
+        notes = {
+            f"{several:,} of {total:,} contexts do not fit into a row: {len(rows):,} rows in total. If the model has the "
+            f"positions, longer rows are fewer: --set task.sequence_length={2 * config.sequence_length}": several,
+            f"{cut:,} of {total:,} questions were cut: a question has at most {config.max_query_length} tokens "
+            "(task.max_query_length) and a third of the row": cut,
+            f"{unpredictable:,} of {total:,} answers cannot be predicted, because they are longer than task.max_answer_length "
+            f"({config.max_answer_length} tokens) or than the window of a row": unpredictable,
+        }
+        columns = {name: [row[name] for row in rows] for name in rows[0]}
+        targets: dict[str, Column] = {}
+        if labeled:
+            targets["start"], targets["end"] = np.array(columns["span"]).T
+            if self.has_impossible:
+                targets["impossible"] = np.array(columns["impossible"], np.float32)
+        return Features(
+            Ragged.of(columns["ids"]),
+            Ragged.of(columns["types"], np.uint8),
+            np.array(columns["example"]),
+            targets,
+            {"best": np.array(columns["best"]), "starts": Ragged.of(columns["starts"]), "ends": Ragged.of(columns["ends"])},
+            tuple(note for note, count in notes.items() if count),
+        )
 
     def head(self, encoder: ModelConfig, dropout: float) -> TaskHead:
-        settings, size = self.settings, encoder.hidden_size
-        if settings.head == "prediction":
-            return SpanHead(size, settings.n_best, PredictionLayers(encoder), dropout)
+        config, size = self.config, encoder.hidden_size
+        if config.head == "prediction":
+            return SpanHead(size, config.n_best, PredictionLayers(encoder), dropout)
         # No dropout before the other heads, as in the released code and in BERT for question answering.
-        if settings.head == "span":
-            return SpanHead(size, settings.n_best)
-        return JointHead(size, settings.beam_size, settings.answerable_weight if self.has_impossible else None)
-
-    def items(self, rows: TaskRows) -> int:
-        return len(rows.rows)
+        if config.head == "span":
+            return SpanHead(size, config.n_best)
+        return JointHead(size, config.beam_size, config.answerable_weight if self.has_impossible else None)
 
     def predict(self, examples: Sequence[QuestionExample], features: Features, outputs: Outputs) -> list[Prediction]:
-        windows, settings = _windows(features), self.settings
-        bounds = np.searchsorted(features.example, np.arange(len(examples) + 1)).tolist()
+        config = self.config
+        best, starts, ends = (cast(Any, features.places[name]) for name in ("best", "starts", "ends"))
+        bounds = np.searchsorted(features.example, np.arange(len(examples) + 1))
         predictions = []
         for example, begin, stop in zip(examples, bounds[:-1], bounds[1:], strict=True):
-            outputs_of_windows = outputs[begin:stop]
+            windows = [Window(best[row][0], best[row][1], starts[row], ends[row]) for row in range(begin, stop)]
             answers = best_answers(
-                example.context,
-                windows[begin:stop],
-                outputs_of_windows,
-                max_length=settings.max_answer_length,
-                number=settings.n_best,
+                example.context, windows, outputs[begin:stop], max_length=config.max_answer_length, number=config.n_best
             )
-            null_score = None
+            text = answers[0]["text"] if answers else ""
+            prediction: Prediction = {"id": example.id, "answer": text, "best_answer": text}
             if self.has_impossible:
-                null_score = no_answer_score(
-                    [float(each["null"]) for each in outputs_of_windows], answers, relative=settings.head != "joint"
-                )
-            predictions.append(self._prediction(example.id, answers, null_score))
+                no_answer = min(float(output["null"]) for output in outputs[begin:stop])
+                # The logits of the span heads are comparable with those of spans.
+                if answers and config.head != "joint":
+                    no_answer -= answers[0]["score"]
+                prediction["no_answer"] = round(no_answer, 6)
+                if prediction["no_answer"] > config.threshold:
+                    prediction["answer"] = ""
+            predictions.append(prediction | {"nbest": answers})
         return predictions
 
-    def _prediction(self, identity: str, answers: Sequence[FoundAnswer], null_score: float | None) -> Prediction:
-        best = answers[0].text if answers else ""
-        shares = probabilities(answers)
-        prediction: Prediction = {"id": identity, "answer": best, "best_answer": best}
-        if null_score is not None:
-            prediction["no_answer"] = round(null_score, 6)
-            prediction["answer"] = "" if prediction["no_answer"] > self.settings.threshold else best
-        prediction["nbest"] = [
-            {
-                "text": answer.text,
-                "start": answer.start,
-                "start_score": round(answer.start_score, 6),
-                "end_score": round(answer.end_score, 6),
-                "score": round(answer.score, 6),
-                "probability": round(share, 6),
-            }
-            for answer, share in zip(answers, shares, strict=True)
-        ]
-        return prediction
-
     def score(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        scores = self.measure(examples, predictions)
-        return Scores({name: scores.values[name] for name in self.metrics} | scores.values, scores.degenerate)
+        golds = [example.golds for example in examples]
+        answers = [prediction["best_answer" if self.has_impossible else "answer"] for prediction in predictions]
+        if self.has_impossible:
+            no_answer = [prediction["no_answer"] for prediction in predictions]
+            values = squad2_scores(golds, answers, no_answer, self.config.threshold)
+        else:
+            values = {name: float(best_similarities(golds, answers, metric).mean()) for name, metric in self.similarities.items()}
+        return Scores({name: values[name] for name in self.metrics} | values)
 
-    @abc.abstractmethod
-    def measure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
-        """The official metrics, in any order."""
-
-    def overlap(self, answer: str, gold: str) -> float:
-        """Overlap of an answer with a gold answer, 0-1; 1 also if both are empty."""
-        return word_f1(answer, gold)
+    def metric_terms(
+        self, metric: str, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]
+    ) -> NDArray[np.float64]:
+        scores = [self.score([example], [each]) for example, each in zip(examples, predictions, strict=True)]
+        return np.array([(score.values[metric], 1) for score in scores], np.float64)
 
     def mistakes(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
-        found = []
-        for example, prediction in zip(examples, predictions, strict=True):
-            golds = example.golds or ("",)
-            badness = 1 - max(self.overlap(prediction["answer"], gold) for gold in golds)
-            if badness > 0:
-                shown = {name: value for name, value in prediction.items() if name != "nbest"}
-                texts = {"text": example.question, "gold": list(dict.fromkeys(golds)), "context": _snippet(example, prediction)}
-                found.append({**shown, **texts, "badness": round(badness, 6)})
-        return sorted(found, key=lambda record: -record["badness"])
+        similarities = self.metric_terms("f1", examples, predictions)[:, 0].tolist()
+        records = []
+        for example, prediction, similarity in zip(examples, predictions, similarities, strict=True):
+            if similarity < 1:
+                # The context around the correct answer, or around the predicted one if there is none.
+                starts = [*(answer.start for answer in example.answers), *(answer["start"] for answer in prediction["nbest"]), 0]
+                begin, end = max(0, starts[0] - _AROUND), starts[0] + _AROUND
+                snippet = "..." * (begin > 0) + example.context[begin:end] + "..." * (end < len(example.context))
+                record = {name: value for name, value in prediction.items() if name != "nbest"}
+                record |= {"text": example.question, "gold": list(dict.fromkeys(example.golds or ("",))), "context": snippet}
+                records.append(record | {"badness": round(1 - similarity, 6)})
+        return sorted(records, key=lambda record: -record["badness"])
 
     def failure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> str | None:
         answers = {prediction["answer"] for prediction in predictions}
@@ -216,143 +408,23 @@ class Questions(Task[QuestionExample]):
         return f"every answer is '{answer}'" if answer else "every answer is empty"
 
     def baselines(self) -> Sequence[Baseline[QuestionExample]]:
-        from discern.tasks.baselines.answers import answer_baselines
+        from discern.tasks.baselines import answer_baselines
 
-        return answer_baselines(threshold=self.settings.threshold, has_impossible=self.has_impossible)
-
-
-class _Rows:
-    """Collects the rows of questions, and counts truncations for the notes."""
-
-    def __init__(self, settings: QuestionConfig, text: TextEncoder) -> None:
-        self.settings = settings
-        self.text = text
-        self.ids: list[NDArray[Any]] = []
-        self.types: list[NDArray[Any]] = []
-        self.starts: list[NDArray[Any]] = []
-        self.ends: list[NDArray[Any]] = []
-        self.windows: list[tuple[int, int, int]] = []
-        self.examples: list[int] = []
-        self.targets: list[tuple[int, int, bool]] = []
-        self.seen = 0
-        self.counts: Counter[str] = Counter()
-
-    def add(self, examples: Sequence[QuestionExample]) -> None:
-        """Add the rows of some questions."""
-        contexts = list(dict.fromkeys(example.context for example in examples))
-        located = dict(zip(contexts, located_tokens(contexts, self.text), strict=True))
-        for example, question in zip(examples, self.text.ids([example.question for example in examples]), strict=True):
-            self._add(example, question, located[example.context])
-
-    def _add(self, example: QuestionExample, question: Sequence[int], context: LocatedTokens) -> None:
-        settings = self.settings
-        shares = row_budget(
-            len(question),
-            settings.sequence_length,
-            max_question=settings.max_query_length,
-            stride=settings.doc_stride,
-            max_answer=settings.max_answer_length,
-        )
-        windows = cut_windows(len(context.ids), shares.window, shares.stride)
-        impossible = _is_impossible(example)
-        # Of several answers the first is learned; the metric accepts any of them.
-        answer = context.cover(example.answers[0]) if example.answers and not impossible else None
-        whole = [self._add_window(question[: shares.question], context, window, answer, impossible) for window in windows]
-        self.examples += [self.seen] * len(windows)
-        self.seen += 1
-        self._count(len(question), shares, len(windows))
-        self.counts["lost"] += bool(example.answers) and not impossible and not any(whole)
-        if answer is not None and (length := answer[1] - answer[0] + 1) > settings.max_answer_length:
-            self.counts["long"] += 1
-            self.counts["longest answer"] = max(self.counts["longest answer"], length)
-
-    def _add_window(
-        self,
-        question: Sequence[int],
-        context: LocatedTokens,
-        window: ContextWindow,
-        answer: tuple[int, int] | None,
-        impossible: bool,
-    ) -> bool:
-        """Add one row, and return whether it contains the whole answer."""
-        special, piece = self.text.special, slice(window.start, window.stop)
-        head = np.array([special.cls, *question, special.sep], np.int32)
-        first = len(head)
-        self.ids.append(np.concatenate([head, context.ids[piece], np.array([special.sep], np.int32)]))
-        self.types.append(np.repeat(np.array([0, 1], np.uint8), [first, window.stop - window.start + 1]))
-        self.starts.append(context.starts[piece])
-        self.ends.append(context.ends[piece])
-        self.windows.append((first, window.best_start - window.start, window.best_stop - window.start))
-        holds = answer is not None and window.start <= answer[0] and answer[1] < window.stop
-        # A window without the answer has [CLS] as start and end, but counts as answerable if its question is. The released
-        # code does the same, and takes the minimum over the windows of a question.
-        begin, end = (first + place - window.start for place in answer) if answer is not None and holds else (0, 0)
-        self.targets.append((begin, end, impossible))
-        return holds
-
-    def _count(self, question: int, shares: RowBudget, windows: int) -> None:
-        self.counts["cut"] += question > shares.question
-        self.counts["several"] += windows > 1
-        if windows > 1 and shares.stride < self.settings.doc_stride:
-            self.counts["strides"] += 1
-            self.counts["stride"] = min(self.counts["stride"] or shares.stride, shares.stride)
-        if question > shares.question:
-            self.counts["longest"] = max(self.counts["longest"], shares.question)
-
-    def _notes(self, *, labeled: bool) -> tuple[str, ...]:
-        counts, settings = self.counts, self.settings
-        total, several, cut = self.seen, counts["several"], counts["cut"]
-        lines = {
-            f"{several:,} of {total:,} contexts do not fit into a row: {len(self.ids):,} rows in total": several,
-            f"{cut:,} of {total:,} questions were cut to {counts['longest']} tokens or fewer (task.max_query_length is "
-            f"{settings.max_query_length}, and a question has at most a third of the row)": cut,
-            f"rows of {settings.sequence_length} tokens are too short for a doc_stride of {settings.doc_stride}: the windows "
-            f"of {counted(counts['strides'], 'context')} start closer together, up to every {counts['stride']} tokens. If the "
-            f"model has the positions, longer rows are fewer: --set task.sequence_length={2 * settings.sequence_length}; "
-            f"otherwise --set task.doc_stride={counts['stride']}": counts["strides"],
-            f"{counts['lost']:,} of {total:,} answers do not fit into any window; longer rows may have room for them: --set "
-            f"task.sequence_length={2 * settings.sequence_length}": counts["lost"] * labeled,
-            f"{counts['long']:,} of {total:,} answers are longer than max_answer_length {settings.max_answer_length} and "
-            f"cannot be predicted: --set task.max_answer_length={counts['longest answer']}": counts["long"] * labeled,
-        }
-        return tuple(line for line, count in lines.items() if count)
-
-    def features(self, *, labeled: bool, impossible: bool) -> Features:
-        """The features of all rows so far."""
-        targets: dict[str, Column] = {}
-        if labeled:
-            table = np.array(self.targets, np.int64).reshape(-1, 3)
-            targets = {"start": table[:, 0], "end": table[:, 1]}
-            if impossible:
-                targets["impossible"] = table[:, 2].astype(np.float32)
-        places: dict[str, Column] = {
-            "window": np.array(self.windows, np.int32).reshape(-1, 3),
-            "starts": Ragged.of(self.starts),
-            "ends": Ragged.of(self.ends),
-        }
-        numbers = np.array(self.examples, np.int64)
-        ids, types = Ragged.of(self.ids), Ragged.of(self.types, np.uint8)
-        return Features(ids, types, numbers, targets, places, self._notes(labeled=labeled))
+        return answer_baselines(threshold=self.config.threshold, has_impossible=self.has_impossible)
 
 
-def _windows(features: Features) -> list[WindowOffsets]:
-    """The positions of the tokens of each row's window."""
-    starts, ends = (cast(Ragged, features.places[name]) for name in ("starts", "ends"))
-    table = cast(NDArray[np.int32], features.places["window"]).tolist()
-    return [
-        WindowOffsets(first, best_start, best_stop, starts[row], ends[row])
-        for row, (first, best_start, best_stop) in enumerate(table)
-    ]
+@final
+class CmrcQuestions(Questions):
+    """Every question has an answer; scored as CMRC 2018, by characters."""
+
+    family = "cmrc"
+    similarities = CMRC
 
 
-def _is_impossible(example: QuestionExample) -> bool:
-    """Whether a question has no answer, by the criterion of the official metric: it has no golds."""
-    return bool(example.impossible) or not example.golds
+@final
+class Squad2Questions(Questions):
+    """Some questions have no answer; scored as SQuAD 2.0, with the threshold of the settings and with the best one."""
 
-
-def _snippet(example: QuestionExample, prediction: Prediction) -> str:
-    """The context around the correct answer, or around the predicted one if there is none."""
-    starts = [answer.start for answer in example.answers[:1]] or [answer["start"] for answer in prediction["nbest"][:1]]
-    start = starts[0] if starts else 0
-    begin, end = max(0, start - _AROUND), min(len(example.context), start + _AROUND)
-    return ("..." if begin else "") + example.context[begin:end] + ("..." if end < len(example.context) else "")
+    family = "squad2"
+    has_impossible = True
+    similarities = SQUAD2

@@ -5,25 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, Literal, cast
 
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import ConfigError, NumericsError
 from discern.models.base import Encoder, Network
-from discern.models.config import HeadLayers
+from discern.models.embeddings import Embeddings
 from discern.models.heads import PredictionLayers
 from discern.models.initialization import truncated_normal
 from discern.objectives.base import Evaluator, Objective
 from discern.progress import Progress
 from discern.tasks.base import Outputs, Task, TaskHead
-from discern.tasks.features import Features, TaskBatch, TaskRows, TaskRowsInOrder
-from discern.tasks.frames import FRAMES, FrameName
-from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
+from discern.tasks.features import Features, TaskBatch, TaskRowsInOrder
+from discern.types import CorruptedBatch, LossTerm, Spans, StepOutput, TokenBatch, map_tensors
+
+FrameName = Literal["cls-first", "cls-last"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,16 +45,16 @@ def supervised(encoder: Encoder, tasks: Mapping[str, Task[Any]], **settings: Any
     Raises:
         ConfigError: a task whose family has an objective of its own is not the only one.
     """
-    own = {name: task.objective for name, task in tasks.items() if task.objective is not None}
-    if own and len(tasks) > 1:
-        raise ConfigError(
-            f"task '{next(iter(own))}' has a loss over whole batches, so it can only be trained alone, but there are "
-            f"{len(tasks)} tasks",
-            hint="fine-tune on it in a separate run",
-        )
-    module, _, name = next(iter(own.values()), f"{__name__}:SupervisedObjective").partition(":")
-    kind: type[SupervisedObjective] = getattr(import_module(module), name)
-    return kind(encoder, tasks, **settings)
+    for name, task in tasks.items():
+        if task.objective is not None:
+            if len(tasks) > 1:
+                raise ConfigError(
+                    f"task '{name}' has a loss over whole batches, so it can only be trained alone, but there are "
+                    f"{len(tasks)} tasks",
+                    hint="fine-tune on it in a separate run",
+                )
+            return cast(SupervisedObjective, resolve_name(task.objective)(encoder, tasks, **settings))
+    return SupervisedObjective(encoder, tasks, **settings)
 
 
 class SupervisedObjective(Objective):
@@ -67,7 +69,9 @@ class SupervisedObjective(Objective):
             gradients clipped to norm 1 the two train differently.
         sequences_per_step: rows per training step, which a sum is taken over.
         heldout: labeled splits for evaluation, of some tasks or none.
-        frame: input framing.
+        frame: order of [CLS], the texts and the padding that the encoder expects. Tasks and heads always use `[CLS] A [SEP]` or
+            `[CLS] A [SEP] B [SEP]`, padded on the right, and 'cls-first' (BERT, ELECTRA) leaves it so; 'cls-last' (XLNet): see
+            `cls_last_states`.
     """
 
     def __init__(
@@ -88,7 +92,7 @@ class SupervisedObjective(Objective):
         sizes = encoder.config.model_copy(update={"embedding_size": encoder.embeddings.embedding_size})
         self.heads = nn.ModuleDict({name: task.head(sizes, dropout) for name, task in tasks.items()})
         self.heldout = dict(heldout or {})
-        self._frame = FRAMES[frame]
+        self._frame = frame
         self._sums = reduction == "sum"
         self._sequences = sequences_per_step
 
@@ -96,63 +100,71 @@ class SupervisedObjective(Objective):
     def initialize(self, seed: int) -> None:
         """Initialize the heads: Glorot uniform with zero biases, or as the encoder prescribes. The encoder is unchanged."""
         generator = torch.Generator().manual_seed(key_of(seed, "heads"))
-        stds = _stds(self.heads, self.encoder.config.head_layers())
-        for part in self.heads.modules():
-            if isinstance(part, nn.Linear):
-                if id(part) in stds:
-                    truncated_normal(part.weight, generator, stds[id(part)])
-                else:
-                    nn.init.xavier_uniform_(part.weight, generator=generator)
-                if part.bias is not None:
-                    nn.init.zeros_(part.bias)
+        layers = self.encoder.config.head_layers()
+        for head in self.heads.values():
+            stds: dict[nn.Module, float | None] = {}
+            if isinstance(inner := getattr(head, "inner", None), PredictionLayers):
+                stds = {inner.dense: layers.dense_std, cast(nn.Module, head.output): layers.output_std}
+            for part in head.modules():
+                if isinstance(part, nn.Linear):
+                    if (std := stds.get(part)) is not None:
+                        truncated_normal(part.weight, generator, std)
+                    else:
+                        nn.init.xavier_uniform_(part.weight, generator=generator)
+                    if part.bias is not None:
+                        nn.init.zeros_(part.bias)
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         """The batch unchanged, as supervised training corrupts nothing. Its items are counted while it is on the host."""
+        batch = cast(TaskBatch, batch)
+        groups = tuple(
+            replace(group, count=self.tasks[group.task].items(group) if group.targets else 0) for group in batch.groups
+        )
         nowhere = torch.zeros_like(batch.attention_mask)
-        groups = cast(TaskBatch, batch).groups
-        counted = tuple(replace(group, count=self.tasks[group.task].items(group)) for group in groups)
-        batch = replace(cast(TaskBatch, batch), groups=counted)
-        return CorruptedBatch(batch, batch.input_ids, nowhere, 0, int(batch.attention_mask.sum()))
+        return CorruptedBatch(replace(batch, groups=groups), batch.input_ids, nowhere, 0, int(batch.attention_mask.sum()))
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         groups = cast(TaskBatch, batch.tokens).groups
-        if self._sums:
-            return {group.task: batch.tokens.size for group in groups}
-        return {group.task: self._items(group) for group in groups}
+        return {group.task: batch.tokens.size if self._sums else group.count for group in groups}
+
+    def hidden_states(
+        self,
+        input_ids: Int[Tensor, "B L"],
+        attention_mask: Bool[Tensor, "B L"] | None,
+        token_type_ids: Int[Tensor, "B L"],
+        spans: Spans | None = None,
+    ) -> Float[Tensor, "B L D"]:
+        """Hidden states of the tokens, in the order of the task's rows whatever the frame."""
+        if self._frame == "cls-last":
+            return cls_last_states(self.encoder, input_ids, attention_mask, token_type_ids)
+        # Encoders of other packages need not take spans; only those that do are given any.
+        context = () if spans is None else (None, None, spans)
+        return self.encoder(input_ids, attention_mask, token_type_ids, *context)  # type: ignore[no-any-return]
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         tokens = cast(TaskBatch, batch.tokens)
-        hidden = self._frame.states(self.encoder, tokens)
+        hidden = self.hidden_states(tokens.input_ids, tokens.visible_mask, tokens.token_type_ids, tokens.spans)
         terms: dict[str, LossTerm] = {}
         observations: dict[str, Tensor] = {}
+        counts = self.counts(batch)
         for group in tokens.groups:
             whole = len(group.rows) == tokens.size
-            rows = tokens if whole else _chosen(tokens, group)
+            rows = tokens if whole else _select(tokens, group.rows)
             head = cast(TaskHead, self.heads[group.task])
             states = head.inputs(hidden if whole else hidden[group.rows], self.encoder, rows.input_ids)
             loss, outputs = head(states, rows, group)
-            if loss is None:
-                loss = hidden.new_zeros(())
             # The count is the number of items; a sum is the mean over the sequences of a step times their number. Without its
             # share, a task with one row in a step would weigh as much as a task with all the others.
-            count = tokens.size if self._sums else self._items(group)
-            terms[group.task] = LossTerm(loss, count, float(self._sequences) if self._sums else group.share)
+            weight = float(self._sequences) if self._sums else group.share
+            terms[group.task] = LossTerm(hidden.new_zeros(()) if loss is None else loss, counts[group.task], weight)
             observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
         return StepOutput(terms, observations)
-
-    def _items(self, group: TaskRows) -> int:
-        return self.tasks[group.task].items(group) if group.count is None else group.count
 
     def networks(self) -> dict[str, Network]:
         return {name: Network(self.encoder, self.heads[name]) for name in self.tasks}
 
     def evaluator(self) -> SupervisedEvaluator:
         return SupervisedEvaluator(self.tasks, self.heldout)
-
-    def initial_loss(self) -> float:
-        """ln C for a task with C classes; for several tasks the mean, as if they had equally many rows."""
-        classes = [len(task.labels.names) for task in self.tasks.values() if task.labels.kind in ("single", "tags")]
-        return sum(map(math.log, classes)) / len(self.tasks)
 
 
 class SupervisedEvaluator(Evaluator):
@@ -165,22 +177,23 @@ class SupervisedEvaluator(Evaluator):
     def __init__(self, tasks: Mapping[str, Task[Any]], splits: Mapping[str, Split]) -> None:
         self._tasks = tasks
         self._splits = splits
-        self.outputs: dict[str, dict[int, Mapping[str, Any]]] = {name: {} for name in tasks}
+        self.outputs: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in tasks}
         self._losses = dict.fromkeys(tasks, 0.0)
         self._items = dict.fromkeys(tasks, 0)
 
     def update(self, output: StepOutput, batch: CorruptedBatch) -> None:
         tokens = cast(TaskBatch, batch.tokens)
         for group in tokens.groups:
-            if len(group.rows):
-                prefix = f"{group.task}/"
-                outputs = {
-                    name.removeprefix(prefix): value for name, value in output.observations.items() if name.startswith(prefix)
-                }
-                rows = self._tasks[group.task].rows_of(_chosen(tokens, group), outputs)
-                self.outputs[group.task] |= dict(zip(group.features.tolist(), rows, strict=True))
-                self._losses[group.task] += float(output.terms[group.task].total.detach())
-                self._items[group.task] += self._tasks[group.task].items(group) if group.targets else 0
+            prefix = f"{group.task}/"
+            arrays = {
+                name.removeprefix(prefix): value.float().cpu().numpy()
+                for name, value in output.observations.items()
+                if name.startswith(prefix)
+            }
+            for row, number in enumerate(group.features.tolist()):
+                self.outputs[group.task][number] = {name: array[row] for name, array in arrays.items()}
+            self._losses[group.task] += float(output.terms[group.task].total.detach())
+            self._items[group.task] += group.count
 
     def merge(self, other: Evaluator) -> None:
         other = cast(SupervisedEvaluator, other)
@@ -204,19 +217,18 @@ class SupervisedEvaluator(Evaluator):
             NumericsError: the outputs of the network are not finite.
         """
         metrics: dict[str, float] = {}
-        headlines = []
+        headlines, losses = [], []
         for name, split in self._splits.items():
-            task, prefix = self._tasks[name], f"{name}_" if len(self._splits) > 1 else ""
-            refuse_non_finite(name, self.ordered(name), self.loss(name))
-            predictions = task.predict(split.examples, split.features, self.ordered(name))
-            scores = task.score(split.examples, predictions).values
+            task, outputs, loss = self._tasks[name], self.ordered(name), self.loss(name)
+            refuse_non_finite(name, outputs, loss)
+            scores = task.score(split.examples, task.predict(split.examples, split.features, outputs)).values
+            prefix = f"{name}_" if len(self._splits) > 1 else ""
+            metrics |= {f"{prefix}{metric}": value for metric, value in {"loss": loss, **scores}.items()}
             headlines.append(scores[task.metrics[0]])
-            metrics[f"{prefix}loss"] = self.loss(name)
-            metrics |= {f"{prefix}{metric}": value for metric, value in scores.items()}
-        if len(headlines) < 2:
-            return metrics
-        losses = [self.loss(name) for name in self._splits]
-        return metrics | {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
+            losses.append(loss)
+        if len(losses) > 1:
+            metrics |= {"mean_headline": sum(headlines) / len(headlines), "mean_loss": sum(losses) / len(losses)}
+        return metrics
 
 
 def are_finite(outputs: Outputs) -> bool:
@@ -236,32 +248,51 @@ def refuse_non_finite(
         raise NumericsError(f"{task}: the outputs of the network are not finite (loss {loss:.4g})", hint=hint)
 
 
-def _stds(heads: nn.Module, layers: HeadLayers) -> dict[int, float]:
-    """Standard deviations of the initial weights of prediction heads, by the identity of the layer; none if Glorot uniform."""
-    found: dict[int, float] = {}
-    for head in heads.modules():
-        inner, output = getattr(head, "inner", None), getattr(head, "output", None)
-        if isinstance(inner, PredictionLayers):
-            stds = {id(inner.dense): layers.dense_std, id(output): layers.output_std}
-            found |= {layer: std for layer, std in stds.items() if std is not None}
-    return found
+def _select(tokens: TaskBatch, rows: Int[Tensor, "R"]) -> TokenBatch:
+    """Some rows of a batch, without their targets."""
+    # The slots are on the host, and nobody reads them: they cannot be indexed without waiting for the device.
+    return map_tensors(replace(tokens, spans=None, groups=(), slot=tokens.example_index), lambda tensor: tensor[rows])
 
 
-def _chosen(tokens: TaskBatch, group: TaskRows) -> TokenBatch:
-    """The rows of one task, without targets."""
-    index = group.rows
-    return TokenBatch(
-        input_ids=tokens.input_ids[index],
-        attention_mask=tokens.attention_mask[index],
-        special_tokens_mask=tokens.special_tokens_mask[index],
-        token_type_ids=tokens.token_type_ids[index],
-        position_ids=tokens.position_ids[index],
-        document_ids=None,
-        word_starts=None,
-        example_index=tokens.example_index[index],
-        slot=tokens.slot[index],
-        full=tokens.full,
-    )
+_CLS_SEGMENT, _PADDING_SEGMENT = 2, 3
+
+
+def check_frame(frame: FrameName, encoder: Encoder) -> None:
+    """Raise a ConfigError if the encoder cannot read this framing."""
+    if frame == "cls-last" and isinstance(encoder.embeddings, Embeddings):
+        raise ConfigError(
+            f"finetune.frame 'cls-last' has segments and padding for which encoder '{encoder.config.encoder}' has no tables",
+            hint="set finetune.frame=cls-first",
+        )
+
+
+def cls_last_states(
+    encoder: Encoder,
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    token_type_ids: Int[Tensor, "B L"],
+) -> Float[Tensor, "B L D"]:
+    """Hidden states of the rows `[CLS] A [SEP] B [SEP]`, of an encoder that reads `A [SEP] B [SEP] [CLS]`: XLNet.
+
+    What it reads is padded on the left, with [CLS] and padding in segments of their own.
+
+    Args:
+        input_ids: rows, padded on the right.
+        attention_mask: True = real token; None: there is no padding.
+
+    Reference: zihangdai/xlnet, run_classifier.py; transformers' `XLNetTokenizer`.
+    Differs: questions come before their contexts, as for every encoder; run_squad.py puts the context first.
+    """
+    mask = torch.ones_like(input_ids, dtype=torch.bool) if attention_mask is None else attention_mask
+    segments = token_type_ids.masked_fill(~mask, _PADDING_SEGMENT)
+    segments[:, 0] = _CLS_SEGMENT
+    # Padding comes first, then the texts, then [CLS].
+    ranks = mask.long()
+    ranks[:, 0] = 2
+    order = ranks.argsort(stable=True)
+    moved_mask = None if attention_mask is None else mask.gather(1, order)
+    hidden: Tensor = encoder(input_ids.gather(1, order), moved_mask, segments.gather(1, order))
+    return hidden.gather(1, order.argsort()[..., None].expand_as(hidden))
 
 
 # Tokens per batch: large enough for the matrix products, small enough for the caches.
@@ -275,16 +306,14 @@ def outputs_of(
     features: Features,
     *,
     precision: str = "float32",
-    device: torch.device | None = None,
     progress: Progress | None = None,
 ) -> tuple[Outputs, float]:
     """The outputs of a task's head for each row, and the mean loss in nats if the rows have targets (0 otherwise).
 
-    Up to rounding, the results do not depend on how rows are batched.
+    Up to rounding, the results do not depend on how rows are batched. The objective is left in evaluation mode.
     """
-    device = device or next(objective.parameters()).device
+    device = next(objective.parameters()).device
     rows, evaluator = TaskRowsInOrder({task: features}), objective.evaluator()
-    was_training = objective.training
     objective.eval()
     for chosen in _batches(features.input_ids.lengths):
         batch = objective.corrupt(rows.batch(chosen, chosen), Randomness(0, 0, torch.from_numpy(chosen))).to(device)
@@ -293,7 +322,6 @@ def outputs_of(
         evaluator.update(output, batch)
         if progress is not None:
             progress.advance(len(chosen))
-    objective.train(was_training)
     return evaluator.ordered(task), evaluator.loss(task)
 
 

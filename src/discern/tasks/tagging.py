@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import numpy as np
@@ -12,30 +14,46 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from discern.data.sources.problems import ProblemLog
+from discern.data.tables import Table
+from discern.data.tokenizer.words import UNSPACED, keeps_spaces
 from discern.errors import DataError, did_you_mean
 from discern.models.config import ModelConfig
 from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
-from discern.tasks.base import Labels, Outputs, Prediction, Task, TaskConfig, TaskHead, TextEncoder
-from discern.tasks.examples import Reading, TaggingExample, tag_counts
+from discern.tasks.base import (
+    Definition,
+    Labels,
+    Layout,
+    Outputs,
+    Prediction,
+    Reading,
+    Scores,
+    TaggingExample,
+    Task,
+    TaskConfig,
+    TaskHead,
+    TextEncoder,
+    tag_counts,
+)
 from discern.tasks.features import IGNORED, Features, Ragged, TaskRows
-from discern.tasks.metrics import Scores
-from discern.tasks.metrics.spans import span_scores, tag_accuracy
-from discern.tasks.tagged_rows import NO_WORD, WordPieces, cut_sentence, framed
-from discern.tasks.tags import Scheme, Span, convert, detect_scheme, spans_of, split_tag, tags_of
+from discern.tasks.metrics import span_scores, tag_accuracy
+from discern.tasks.rows import read_tags, tagging_rows
+from discern.tasks.tags import Scheme, convert, detect_scheme, is_span_tag, join_tag, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
+from discern.wording import counted
 
 if TYPE_CHECKING:
-    from discern.tasks.baselines.base import Baseline
+    from discern.tasks.baselines import Baseline
 
-_TAG_COLUMN = "--tags COLUMN for a file of your own, --set task.tag_column=N for those of a named task"
+_TAG_COLUMN = "--tags COLUMN"
+NO_WORD = -1
+"""In `places["word"]`, marks tokens that no word is predicted from."""
 
 
 class TaggingConfig(TaskConfig):
     """Settings of tagging."""
 
-    word_column: int = Field(0, description="Column of the words in CoNLL files, from 0; negative numbers count from the right.")
-    tag_column: int = Field(-1, description="Column of the tags in CoNLL files; -1 is the last column.")
     head: Literal["linear", "prediction"] = Field(
         "linear",
         description="'linear': one linear layer on the state of every token. 'prediction': preceded by a layer of the same "
@@ -43,11 +61,6 @@ class TaggingConfig(TaskConfig):
     )
     overlap: int = Field(
         64, ge=0, description="Overlap, in tokens, between the windows of a long sentence; at most half a window."
-    )
-    spaced_words: bool = Field(
-        True,
-        description="Read every word but the first with a space before it, as in running text. This concerns tokenizers that "
-        "keep the space with the word (byte-level BPE). Words of scripts without spaces are read without.",
     )
 
 
@@ -84,8 +97,8 @@ class Tagging(Task[TaggingExample]):
     """A tag for every word, from its first token; spans are scored as by conlleval.
 
     The network learns BIOES, whatever the scheme of the files; predictions are converted to the scheme of the training file
-    (BILOU and BMES to BIOES). Each type of the training file has all four prefixes, so that another file may contain unknown
-    types, but no unknown tags of known types. Tags that mark no spans (parts of speech) are learned as they are, and scored by
+    (BILOU and BMES to BIOES). Each type of the training file has all four prefixes, so that another file may contain new
+    tags of known types, but no unknown types. Tags that mark no spans (parts of speech) are learned as they are, and scored by
     accuracy only.
 
     A sentence that is longer than a row is split into overlapping windows of whole words. Each word is learned and predicted in
@@ -98,213 +111,253 @@ class Tagging(Task[TaggingExample]):
 
     Config: ClassVar[type[TaskConfig]] = TaggingConfig
     family: ClassVar[str] = "tagging"
-    per_token: ClassVar[frozenset[str]] = frozenset({"logits"})
+
+    config: TaggingConfig
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
-        super().__init__(name, config, metrics if labels.scheme != "none" else ("accuracy",), labels)
-        self._marks_spans = labels.scheme != "none"
+        self._scheme = cast(Scheme, labels.scheme)
+        self._marks_spans = self._scheme != "none"
+        super().__init__(name, config, metrics if self._marks_spans else ("accuracy",), labels)
 
     @classmethod
     def learn(cls, train: Reading[TaggingExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
         counts = _counts(train)
         scheme = detect_scheme(example.tags or () for example in train.examples)
-        if scheme == "none":
-            _refuse_mixture(train, counts)
-            names = fixed or tuple(sorted(counts))
-        else:
-            kinds = {split_tag(tag)[1] for tag in counts if tag != "O"}
-            marks = {f"{prefix}-{kind}" if kind else prefix for kind in kinds for prefix in "BIES"}
-            names = fixed or (tuple(sorted({"O", *marks})) if kinds else ("O",))
-        if len(names) < 2:
+        names = set(counts)
+        if scheme != "none":
+            types = {split_tag(tag)[1] for tag in counts if tag != "O"}
+            names = {"O", *(join_tag(prefix, type) for type in types for prefix in "BIES")}
+        elif "O" in counts and any(tag.startswith(("B-", "I-")) for tag in counts):
+            # One misspelled tag must not turn spans into parts of speech.
+            misspelled = next(tag for tag in counts if not is_span_tag(tag))
+            raise _tag_error(
+                train,
+                misspelled,
+                "is neither 'O' nor of the form 'B-TYPE', unlike other tags",
+                hint=f"correct the tag, or choose another column: {_TAG_COLUMN}",
+            )
+        labels = fixed or tuple(sorted(names))
+        if len(labels) < 2:
             raise DataError(
-                f"every word of {train.source} is '{names[0]}': there is nothing to learn",
+                f"every word of {train.source} is '{labels[0]}': there is nothing to learn",
                 hint=f"check the column of the tags: {_TAG_COLUMN}",
             )
-        return Labels(names, "tags", scheme=scheme)
+        return Labels(labels, "tags", scheme=scheme)
+
+    @classmethod
+    def read(
+        cls, path: Path, definition: Definition[Any], split: str, config: TaskConfig, *, labeled: bool = True
+    ) -> Reading[TaggingExample]:
+        return read_tags(path, definition.layout, training=split == "train", labeled=labeled)
+
+    @classmethod
+    def rows(cls, table: Table, layout: Layout) -> Iterator[TaggingExample]:
+        return (example for example, _ in tagging_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[TaggingExample]) -> None:
-        known = {self._unit(name) for name in self.labels.names}
-        for tag, count in _counts(reading).items():
-            if self._marks_spans and not _is_mark(tag):
-                raise DataError(
-                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) is neither 'O' nor of the form 'B-TYPE', "
-                    f"unlike the tags of the training file",
-                    hint=f"check the column of the tags ({_TAG_COLUMN}), or correct the tag",
-                )
-            if self._unit(tag) not in known:
-                of_type = "is of a type that does not" if self._marks_spans else "does not"
-                raise DataError(
-                    f"{_place_of(reading, tag)}: tag '{tag}' ({count:,} in the file) {of_type} occur in the training file, "
-                    f"whose tags are {', '.join(sorted(known)[:20])}",
-                    hint=f"{did_you_mean(tag, known)} Otherwise add sentences with it to the training file "
+        names = self.labels.names
+        for tag in _counts(reading):
+            name = join_tag(*split_tag(tag)) if self._marks_spans and is_span_tag(tag) else tag
+            if name not in names:
+                raise _tag_error(
+                    reading,
+                    tag,
+                    f"does not occur in the training file, whose tags are {', '.join(names[:20])}",
+                    hint=f"{did_you_mean(tag, names)} Otherwise add sentences with it to the training file "
                     "(finetune.train_rows and --debug leave sentences out), or remove it from this file",
                 )
 
-    def _unit(self, tag: str) -> str:
-        """The part of a tag that the training file must contain: for a tag that marks a span its type, as 'B-TYPE'."""
-        if tag == "O" or not self._marks_spans:
-            return tag
-        return tags_of([Span(0, 1, split_tag(tag)[1])], 1, "iob2")[0]
-
     def encode(self, examples: Sequence[TaggingExample], text: TextEncoder, *, labeled: bool) -> Features:
-        room = self.config.sequence_length - 2
-        config = cast(TaggingConfig, self.config)
-        pieces = WordPieces(examples, text, room, spaced=config.spaced_words)
-        ids: list[NDArray[np.int32]] = []
-        places: list[NDArray[np.int32]] = []
+        length = self.config.sequence_length
+        room = length - 2
+
+        # Tokenize each distinct word once. In running text, words follow a space, unless their script has none.
+        sentences: list[Sequence[str]] = [example.words for example in examples]
+        if keeps_spaces(text.tokenizer):
+            sentences = [
+                [*words[:1], *(word if UNSPACED.match(word) else f" {word}" for word in words[1:])] for words in sentences
+            ]
+        vocabulary = list(set(chain.from_iterable(sentences)))
+        ids_of_word = dict(zip(vocabulary, text.ids(vocabulary), strict=True))
+
+        # Split each sentence into windows, and note which word, if any, is predicted from each token.
+        label_indices = {name: index for index, name in enumerate(self.labels.names)}
+        rows: list[list[int]] = []
+        word_indices: list[NDArray[np.int32]] = []
         targets: list[NDArray[np.int32]] = []
-        numbers: list[int] = []
-        windowed = 0
-        for number, example in enumerate(examples):
-            words = [pieces.of[form] for form in pieces.forms(example)]
-            classes = self._classes(example) if labeled else None
-            windows = cut_sentence([len(word) for word in words], room, config.overlap)
-            windowed += len(windows) > 1
-            for window in windows:
-                row, place = framed(words, window, text)
-                ids.append(row)
-                places.append(place)
-                numbers.append(number)
-                if classes is not None:
-                    # `NO_WORD` selects the last element, which is `IGNORED`.
-                    targets.append(classes[place])
-        token_types = Ragged.of((np.zeros(len(row), np.uint8) for row in ids), np.uint8)
-        notes = pieces.notes(examples, windowed, self.config.sequence_length)
+        windows_per_sentence: list[int] = []
+        num_cut = 0
+        for example, words in zip(examples, sentences, strict=True):
+            pieces = [ids_of_word[word] for word in words]
+            num_cut += sum(len(ids) > room for ids in pieces)
+            # A word without any token, such as a control character, still needs one for its tag.
+            pieces = [ids[:room] or [text.special.unk] for ids in pieces]
+            bounds = np.cumsum([0, *map(len, pieces)])
+            tokens = list(chain.from_iterable(pieces))
+            windows = cut_sentence(bounds, room, self.config.overlap)
+            windows_per_sentence.append(len(windows))
+            for start, stop, predicted in windows:
+                rows.append([text.special.cls, *tokens[bounds[start] : bounds[stop]], text.special.sep])
+                word_of_token = np.full(len(rows[-1]), NO_WORD, np.int32)
+                word_of_token[1 + bounds[predicted] - bounds[start]] = predicted
+                word_indices.append(word_of_token)
+            if labeled:
+                tags = convert(example.tags or (), "bioes" if self._marks_spans else "none")
+                # `NO_WORD` selects the last element, `IGNORED`.
+                labels = np.array([*(label_indices[tag] for tag in tags), IGNORED], np.int32)
+                targets += [labels[word_of_token] for word_of_token in word_indices[-len(windows) :]]
+
+        num_windowed = sum(count > 1 for count in windows_per_sentence)
+        notes = {
+            f"{num_windowed:,} of {len(examples):,} sentences are longer than {length} tokens and were split into windows": (
+                num_windowed
+            ),
+            f"{counted(num_cut, 'word')} of more than {room} tokens, cut to the first {room}": num_cut,
+        }
+        input_ids = Ragged.of(rows)
         return Features(
-            Ragged.of(ids),
-            token_types,
-            np.array(numbers, np.int64),
+            input_ids,
+            Ragged(np.zeros(len(input_ids.values), np.uint8), input_ids.offsets),
+            np.repeat(np.arange(len(examples)), windows_per_sentence),
             {"tags": Ragged.of(targets)} if labeled else {},
-            {"word": Ragged.of(places)},
-            notes,
+            {"word": Ragged.of(word_indices)},
+            tuple(note for note, count in notes.items() if count),
         )
 
-    def _classes(self, example: TaggingExample) -> NDArray[np.int32]:
-        """(W + 1,) index of each word's tag in the trained scheme, and `IGNORED` at the end."""
-        numbers = {name: number for number, name in enumerate(self.labels.names)}
-        tags = self._in_scheme(example.tags or (), "bioes")
-        return np.array([*(numbers[tag] for tag in tags), IGNORED], np.int32)
-
-    def _in_scheme(self, tags: Sequence[str], scheme: Scheme) -> list[str]:
-        return convert(tags, scheme) if self._marks_spans else list(tags)
-
     def head(self, encoder: ModelConfig, dropout: float) -> TaggingHead:
-        inner = PredictionLayers(encoder) if cast(TaggingConfig, self.config).head == "prediction" else None
+        inner = PredictionLayers(encoder) if self.config.head == "prediction" else None
         return TaggingHead(encoder.hidden_size, dropout, len(self.labels.names), inner)
 
     def items(self, rows: TaskRows) -> int:
-        return int((rows.targets["tags"] != IGNORED).sum()) if "tags" in rows.targets else 0
+        return int((rows.targets["tags"] != IGNORED).sum())
 
     def predict(self, examples: Sequence[TaggingExample], features: Features, outputs: Outputs) -> list[Prediction]:
-        classes = [np.zeros(len(example.words), np.int64) for example in examples]
-        probabilities = [np.zeros(len(example.words)) for example in examples]
-        scores = [np.zeros((len(example.words), len(self.labels.names))) for example in examples]
+        sentence_logits = [np.zeros((len(example.words), len(self.labels.names))) for example in examples]
         for row, output in enumerate(outputs):
-            example, words = int(features.example[row]), features.places["word"][row]
-            here = words != NO_WORD
-            logits = output["logits"][here].astype(np.float64)
-            best = logits.max(1, keepdims=True, initial=-np.inf)
-            classes[example][words[here]] = logits.argmax(1)
-            probabilities[example][words[here]] = 1 / np.exp(logits - best).sum(1)
-            scores[example][words[here]] = logits
-        return [self._prediction(*each) for each in zip(examples, classes, probabilities, scores, strict=True)]
-
-    def _prediction(
-        self,
-        example: TaggingExample,
-        classes: NDArray[np.int64],
-        probabilities: NDArray[np.float64],
-        logits: NDArray[np.float64],
-    ) -> Prediction:
-        tags = [self.labels.names[number] for number in classes]
-        shown = [round(float(value), 6) for value in probabilities]
-        prediction: Prediction = {"id": example.id, "words": list(example.words), "tags": tags}
-        if self._marks_spans:
-            # A sequence that BIOES forbids is not repaired: conlleval defines its spans.
-            spans = spans_of(tags)
-            prediction["tags"] = tags_of(spans, len(tags), cast(Scheme, self.labels.scheme))
-            prediction["spans"] = [list(span) for span in spans]
-        # The logits of all tags for every word: fewer digits than elsewhere, because there are many of them.
-        return prediction | {"probabilities": shown, "logits": logits.round(3).tolist()}
+            words = features.places["word"][row]
+            tokens = np.flatnonzero(words != NO_WORD)
+            sentence_logits[features.example[row]][words[tokens]] = output["logits"][tokens]
+        predictions = []
+        for example, logits in zip(examples, sentence_logits, strict=True):
+            tags = [self.labels.names[index] for index in logits.argmax(1)]
+            probabilities = 1 / np.exp(logits - logits.max(1, keepdims=True)).sum(1)
+            prediction: Prediction = {"id": example.id, "words": list(example.words), "tags": tags}
+            if self._marks_spans:
+                # A sequence that BIOES forbids is not repaired: conlleval defines its spans.
+                spans = spans_of(tags)
+                prediction |= {"tags": tags_of(spans, len(tags), self._scheme), "spans": [list(span) for span in spans]}
+            prediction["probabilities"] = [round(value, 6) for value in probabilities.tolist()]
+            # The logits of all tags for every word: fewer digits than elsewhere, because there are many of them.
+            prediction["logits"] = logits.round(3).tolist()
+            predictions.append(prediction)
+        return predictions
 
     def score(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> Scores:
         # Compared in one scheme: another scheme than the training file's changes no span, but would change the accuracy.
-        gold = [self._in_scheme(example.tags or (), cast(Scheme, self.labels.scheme)) for example in examples]
+        gold = [convert(example.tags or (), self._scheme) for example in examples]
         predicted = [prediction["tags"] for prediction in predictions]
         scores = span_scores(gold, predicted) if self._marks_spans else tag_accuracy(gold, predicted)
-        degenerate = {name: why for name, why in scores.degenerate.items() if name in self.metrics}
-        return Scores({name: scores.values[name] for name in self.metrics}, degenerate)
+        return Scores({name: scores.values[name] for name in self.metrics}, scores.degenerate)
+
+    def metric_terms(
+        self, metric: str, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]
+    ) -> NDArray[np.float64] | None:
+        pairs = [(example.tags or (), each["tags"]) for example, each in zip(examples, predictions, strict=True)]
+        if metric == "f1":
+            spans = [(set(spans_of(gold)), set(spans_of(tags))) for gold, tags in pairs]
+            return np.array([(2 * len(gold & guess), len(gold) + len(guess)) for gold, guess in spans], np.float64)
+        # Only tags that mark no spans, which are in no scheme, are scored by accuracy first.
+        right = [sum(one == other for one, other in zip(gold, tags, strict=True)) for gold, tags in pairs]
+        return np.column_stack([right, [len(tags) for _, tags in pairs]]).astype(np.float64)
 
     def mistakes(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
         """Sentences with wrong spans (or wrong tags, if tags mark no spans), sorted by number of wrong spans, then wrong tags.
 
         A span is wrong if it is predicted but not gold, or gold but not predicted.
         """
-        found = []
+        mistakes = []
         for example, prediction in zip(examples, predictions, strict=True):
-            gold = self._in_scheme(example.tags or (), cast(Scheme, self.labels.scheme))
-            words = sum(one != other for one, other in zip(gold, prediction["tags"], strict=True))
-            shown = {name: value for name, value in prediction.items() if name != "logits"}
-            record = {**shown, "text": " ".join(example.words), "gold": gold}
-            wrong = words
+            gold = convert(example.tags or (), self._scheme)
+            wrong = wrong_tags = sum(truth != tag for truth, tag in zip(gold, prediction["tags"], strict=True))
+            record = prediction | {"text": " ".join(example.words), "gold": gold}
+            del record["logits"]
             if self._marks_spans:
-                truth, guess = set(spans_of(gold)), {tuple(span) for span in prediction["spans"]}
-                wrong = len(truth ^ guess)
-                record |= {
-                    "missed": [list(span) for span in sorted(truth - guess)],
-                    "invented": [list(span) for span in sorted(guess - truth)],
-                }
+                gold_spans, predicted_spans = set(spans_of(gold)), set(spans_of(prediction["tags"]))
+                wrong = len(gold_spans ^ predicted_spans)
+                record["missed"] = [list(span) for span in sorted(gold_spans - predicted_spans)]
+                record["invented"] = [list(span) for span in sorted(predicted_spans - gold_spans)]
             if wrong:
-                found.append((wrong, words, record | {"badness": float(wrong)}))
-        return [record for *_, record in sorted(found, key=lambda each: (-each[0], -each[1]))]
+                mistakes.append((wrong, wrong_tags, record | {"badness": float(wrong)}))
+        return [record for *_, record in sorted(mistakes, key=lambda mistake: mistake[:2], reverse=True)]
 
     def failure(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> str | None:
-        if len(predictions) < 2:
-            return None
         predicted = {tag for prediction in predictions for tag in prediction["tags"]}
-        if len(predicted) != 1 or not self.mistakes(examples, predictions):
+        if len(predictions) < 2 or len(predicted) > 1 or not self.mistakes(examples, predictions):
             return None
         tag = predicted.pop()
         return "no span is predicted: every word is O" if self._marks_spans and tag == "O" else f"every word is {tag}"
 
     def baselines(self) -> Sequence[Baseline[TaggingExample]]:
-        from discern.tasks.baselines.tags import tag_baselines
+        from discern.tasks.baselines import tag_baselines
 
         return tag_baselines(self.labels)
 
 
-def _counts(reading: Reading[TaggingExample]) -> Mapping[str, int]:
+def cut_sentence(bounds: NDArray[np.int64], room: int, overlap: int) -> list[tuple[int, int, NDArray[np.int64]]]:
+    """Split a sentence into windows of whole words, each as long as possible.
+
+    The context of a word in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
+    earlier ones. Every word is predicted in the window where it has the most context; windows that predict none are left out.
+    Reference: BERT, run_squad.py, `_check_is_max_context`.
+
+    Args:
+        bounds: (W + 1,) first token of each word, and the end of the last; no word has more than `room` tokens.
+        room: number of tokens in a window.
+        overlap: number of tokens that consecutive windows should share; at most half a window, whole words only, and less if
+            the next word needs the room.
+
+    Returns:
+        For each window its first word, the end of its last word, and the indices of the words that are predicted in it.
+    """
+    num_words = len(bounds) - 1
+    most_context = np.full(num_words, -1.0)
+    window_of_word = np.zeros(num_words, np.int64)
+    windows: list[tuple[int, int]] = []
+    start, stop = 0, -1
+    while stop < num_words:
+        stop = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
+        inside = bounds[start : stop + 1]
+        # BERT's script adds 0.01 times the length of the window.
+        context = np.minimum(inside[:-1] - inside[0], inside[-1] - inside[1:]) + 0.01 * (inside[-1] - inside[0])
+        better = start + np.flatnonzero(context > most_context[start:stop])
+        most_context[better] = context[better - start]
+        window_of_word[better] = len(windows)
+        windows.append((start, stop))
+        if stop < num_words:
+            # The next window repeats the last words of this one, but not so many that its first new word has no room.
+            start = int(np.searchsorted(bounds, max(bounds[stop] - min(overlap, room // 2), bounds[stop + 1] - room)))
+    predicted = [np.flatnonzero(window_of_word == number) for number in range(len(windows))]
+    # A sentence without words is one window.
+    return [(*window, words) for window, words in zip(windows, predicted, strict=True) if len(words) or not num_words]
+
+
+def _counts(reading: Reading[TaggingExample]) -> dict[str, int]:
     """Number of occurrences of each tag.
 
     Raises:
         DataError: a sentence has no tags.
     """
-    bare = next((place for place, example in enumerate(reading.examples) if example.tags is None), None)
-    if bare is not None:
-        raise DataError(
-            f"{reading.place(bare)}: the sentence has no tags",
-            hint="give a file with a tag for every word; `discern predict` reads files without tags",
-        )
+    for number, example in enumerate(reading.examples):
+        if example.tags is None:
+            raise DataError(
+                f"{reading.place(number)}: the sentence has no tags",
+                hint="give a file with a tag for every word; `discern predict` reads files without tags",
+            )
     return tag_counts(reading.examples)
 
 
-def _place_of(reading: Reading[TaggingExample], tag: str) -> str:
-    """Place of the first sentence that contains a tag."""
-    return reading.place(next(place for place, each in enumerate(reading.examples) if tag in (each.tags or ())))
-
-
-def _is_mark(tag: str) -> bool:
-    """Whether a tag could begin or continue a span."""
-    return detect_scheme([[tag]]) != "none"
-
-
-def _refuse_mixture(train: Reading[TaggingExample], counts: Mapping[str, int]) -> None:
-    """Raise a DataError for span tags mixed with others: one misspelled tag must not turn spans into parts of speech."""
-    marks = [tag for tag in counts if tag[:2] in ("B-", "I-")]
-    odd = [tag for tag in counts if not _is_mark(tag)]
-    if "O" in counts and marks:
-        raise DataError(
-            f"{_place_of(train, odd[0])}: tag '{odd[0]}' ({counts[odd[0]]:,} in the file) is neither 'O' nor of the form "
-            f"'B-TYPE', as '{marks[0]}' is",
-            hint=f"correct the tag, or choose another column: {_TAG_COLUMN}",
-        )
+def _tag_error(reading: Reading[TaggingExample], tag: str, problem: str, hint: str) -> DataError:
+    """An error that names the first sentence with a tag."""
+    number = next(number for number, example in enumerate(reading.examples) if tag in (example.tags or ()))
+    count = tag_counts(reading.examples)[tag]
+    return DataError(f"{reading.place(number)}: tag '{tag}' ({count:,} in the file) {problem}", hint=hint)

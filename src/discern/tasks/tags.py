@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from functools import cache
 from typing import Literal, NamedTuple
-
-from discern.errors import DataError
 
 Scheme = Literal["iob1", "iob2", "bioes", "none"]
 
@@ -30,42 +29,62 @@ class Span(NamedTuple):
     type: str
 
 
-def split_tag(tag: str) -> tuple[str, str]:
-    """Prefix (one of B, I, O, E, S) and type of a tag; the type follows the first hyphen.
-
-    Raises:
-        DataError: the tag is neither "O" nor a prefix with a type.
-    """
-    prefix, hyphen, kind = tag.partition("-")
+def is_span_tag(tag: str) -> bool:
+    """Whether a tag is "O" or a prefix with a type, unlike a part of speech."""
+    prefix, hyphen, _ = tag.partition("-")
     # A bare "I" is a span without a type, as for conlleval; word segmentation has such tags.
-    if prefix not in _PREFIXES or (prefix == "O" and hyphen):
-        raise DataError(
-            f"tag '{tag}' is neither 'O' nor of the form 'B-TYPE'",
-            hint="tags that mark no spans (parts of speech) are scored by accuracy; choose another tag column for spans",
-        )
+    return prefix in _PREFIXES and not (prefix == "O" and hyphen)
+
+
+@cache  # files have few tags and many words
+def split_tag(tag: str) -> tuple[str, str]:
+    """Prefix (one of B, I, O, E, S) and type of a tag that `is_span_tag`; the type follows the first hyphen."""
+    prefix, _, kind = tag.partition("-")
     return _PREFIXES[prefix], kind
 
 
-def spans_of(tags: Sequence[str]) -> list[Span]:
-    """The spans of a sentence, in order, by the rules of conlleval.
+def join_tag(prefix: str, kind: str) -> str:
+    """The inverse of `split_tag`."""
+    return f"{prefix}-{kind}" if kind else prefix
 
-    Raises:
-        DataError: a tag is neither "O" nor a prefix with a type.
-    """
+
+def spans_of(tags: Sequence[str]) -> list[Span]:
+    """The spans of a sentence, in order, by the rules of conlleval."""
     spans: list[Span] = []
-    start: int | None = None
-    before, kind_before = "O", ""
-    for place, tag in enumerate(tags):
+    start, last_prefix, last_kind = 0, "O", ""
+    for position, tag in enumerate([*tags, "O"]):
         prefix, kind = split_tag(tag)
-        goes_on = prefix in "IE" and before in "BI" and kind == kind_before
-        if not goes_on:
-            if start is not None:
-                spans.append(Span(start, place, kind_before))
-            start = None if prefix == "O" else place
-        before, kind_before = prefix, kind
-    if start is not None:
-        spans.append(Span(start, len(tags), kind_before))
+        continues = prefix in "IE" and last_prefix in "BI" and kind == last_kind
+        if not continues:
+            if last_prefix != "O":
+                spans.append(Span(start, position, last_kind))
+            start = position
+        last_prefix, last_kind = prefix, kind
     return spans
+
+
+def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> list[str]:
+    """The tags of a sentence of `length` words in a scheme that marks spans.
+
+    Args:
+        spans: spans that do not overlap, in order.
+    """
+    tags = ["O"] * length
+    previous: Span | None = None
+    for span in spans:
+        prefixes = ["B", *"I" * (span.stop - span.start - 1)]
+        if scheme == "bioes":
+            prefixes[-1] = "E" if len(prefixes) > 1 else "S"
+        elif scheme == "iob1" and not (previous and (previous.stop, previous.type) == (span.start, span.type)):
+            prefixes[0] = "I"
+        tags[span.start : span.stop] = [join_tag(prefix, span.type) for prefix in prefixes]
+        previous = span
+    return tags
+
+
+def convert(tags: Sequence[str], scheme: Scheme) -> list[str]:
+    """The tags of the same spans in another scheme; unchanged for 'none', if tags mark no spans."""
+    return list(tags) if scheme == "none" else tags_of(spans_of(tags), len(tags), scheme)
 
 
 def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
@@ -74,22 +93,16 @@ def detect_scheme(sentences: Iterable[Sequence[str]]) -> Scheme:
     'none': some tag marks no span, such as a part of speech. 'bioes': E or S (or L, U, M) occurs. 'iob1': some span begins with
     I, and B occurs only between adjacent spans of the same type. 'iob2': otherwise, even if some span begins with I.
     """
-    prefixes: set[str] = set()
-    inside_begins = needless_begin = False
-    for tags in sentences:
-        before, kind_before = "O", ""
-        for tag in tags:
-            prefix, hyphen, kind = tag.partition("-")
-            if prefix not in _PREFIXES or (hyphen and prefix == "O"):
-                return "none"
-            prefixes.add(prefix)
-            after_same = before != "O" and kind_before == kind
-            inside_begins |= prefix == "I" and not after_same
-            needless_begin |= prefix == "B" and not after_same
-            before, kind_before = prefix, kind
-    if prefixes & set("ESLUM"):
+    sentences = [list(tags) for tags in sentences]
+    names = {tag for tags in sentences for tag in tags}
+    if not all(map(is_span_tag, names)):
+        return "none"
+    if any(tag[0] in "ESLUM" for tag in names):
         return "bioes"
-    return "iob1" if inside_begins and not needless_begin else "iob2"
+    # The scheme that leaves the tags unchanged; a file without spans fits both.
+    if all(convert(tags, "iob1") == tags for tags in sentences) and any(convert(tags, "iob2") != tags for tags in sentences):
+        return "iob1"
+    return "iob2"
 
 
 def resemble_marks(tags: Iterable[str]) -> bool:
@@ -98,44 +111,5 @@ def resemble_marks(tags: Iterable[str]) -> bool:
     Args:
         tags: different tags of a file, the most frequent first.
     """
-    usual, *others = tags
-    return usual.upper() in _OUTSIDE or any(map(_LIKE_A_MARK.fullmatch, (usual, *others)))
-
-
-def broken_starts(sentences: Iterable[Sequence[str]]) -> int:
-    """Number of spans that begin with I or E although the scheme (iob2, bioes) requires B or S."""
-    return sum(split_tag(tags[span.start])[0] in "IE" for tags in sentences for span in spans_of(tags))
-
-
-def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> list[str]:
-    """The tags of a sentence of `length` words in a scheme.
-
-    Raises:
-        ValueError: spans overlap or exceed the sentence, or the scheme marks no spans.
-    """
-    if scheme == "none":
-        raise ValueError("scheme 'none' marks no spans")
-    tags = ["O"] * length
-    end, kind_before = 0, None
-    for span in sorted(spans):
-        if not end <= span.start < span.stop <= length:
-            raise ValueError(f"{span} overlaps the span before it, or leaves a sentence of {length} words")
-        size = span.stop - span.start
-        first, last = "B", "I"
-        if scheme == "bioes":
-            first, last = ("S" if size == 1 else "B"), "E"
-        elif scheme == "iob1" and not (end == span.start and kind_before == span.type):
-            first = "I"
-        marks = [first] + ["I"] * (size - 2) + [last] * (size > 1)
-        tags[span.start : span.stop] = [f"{mark}-{span.type}" if span.type else mark for mark in marks]
-        end, kind_before = span.stop, span.type
-    return tags
-
-
-def convert(tags: Sequence[str], scheme: Scheme) -> list[str]:
-    """The tags of the same spans in another scheme.
-
-    Raises:
-        DataError: a tag is neither "O" nor a prefix with a type.
-    """
-    return tags_of(spans_of(tags), len(tags), scheme)
+    most_frequent, *others = tags
+    return most_frequent.upper() in _OUTSIDE or any(map(_LIKE_A_MARK.fullmatch, (most_frequent, *others)))

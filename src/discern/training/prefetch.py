@@ -79,8 +79,7 @@ def read_onto_device(context: TrainContext, step: int, device: torch.device, *, 
             batch = replace(copied, tokens=tokens)
         else:
             batch = _corrupted(context, tokens, rows)
-            pinned = replace(batch, tokens=map_tensors(batch.tokens, lambda tensor: _pinned(tensor, pin=pin)))
-            copied = _copied(pinned, device, pin=pin)
+            copied = _copied(batch, device, pin=pin)
         micro_batches.append((batch, rows))
         copies.append((copied, moved_rows))
     return LocalBatch(micro_batches, copies)

@@ -20,8 +20,8 @@ from discern.data.sources.documents import Limits
 from discern.data.sources.problems import ProblemLog
 from discern.data.sources.streams import FREE_BYTES, LARGEST_RATIO, Expansion, decompressor
 from discern.data.sources.text import text_lines
+from discern.data.tables import numbered_lines, whole_text
 from discern.errors import DataError
-from discern.tasks.readers.files import numbered_lines, whole_text
 from tests.data.small_text import read, tar_of
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {

@@ -9,8 +9,8 @@ import pytest
 
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
+from discern.data.tables import open_table
 from discern.errors import ConfigError, DataError
-from discern.tasks.readers.table import open_table
 from tests.data.small_text import read, tar_of
 
 ROWS = ["The film was fine and long.", "A dull evening, with nobody in it.", "We liked it very much."]

@@ -6,43 +6,32 @@ first one looks like a header. Rows that do not fit the header are left out and 
 
 from __future__ import annotations
 
-import csv
-import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import chain, dropwhile
+from collections.abc import Iterator
+from itertools import chain
 from typing import final
 
-from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, is_number, record_texts
+from discern.data.sources.base import TEXT_NAMES, FileSource, ReadContext, ending, record_texts
 from discern.data.sources.documents import Document, Lines
 from discern.data.sources.streams import HeadStream
 from discern.data.sources.text import text_lines
+from discern.data.tables import (
+    DELIMITERS,
+    LONGEST_FIELD,
+    Dialect,
+    column_names,
+    dialect_of,
+    excel_delimiter,
+    fields_of,
+    is_header,
+    split_rows,
+)
 from discern.errors import DataError
 
 LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
 """Usual names of label columns, likeliest first."""
 
 _OTHER_NAMES = (*LABEL_NAMES, *"id idx index language lang date author url source split tags".split())
-DELIMITERS = ",;\t|"
 _ENDINGS = {"csv": DELIMITERS, "tsv": "\t", "tab": "\t"}
-_EXCEL = re.compile(r'\ufeff?"?sep=([^"\r\n]?)"?[\s,;|]*', re.IGNORECASE)
-NO_DELIMITER = "\x1f"
-"""For a table with one column, where "great film, loved it" is one text."""
-# In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
-_LONGEST_FIELD = 10_000_000
-
-
-@dataclass(frozen=True)
-class Dialect:
-    """The format of a table.
-
-    Attributes:
-        delimiter: character between fields.
-        tabbed: whether quotation marks are text unless they enclose a whole field, as in TSV, rather than as in CSV.
-    """
-
-    delimiter: str
-    tabbed: bool = False
 
 
 @final
@@ -87,38 +76,11 @@ def table_dialect(name: str, head: bytes) -> Dialect | None:
     if marks is not None or excel_delimiter(lines[0]) is not None:
         return dialect_of(lines, marks or DELIMITERS)
     for mark in "\t,;|":
-        widths = {len(_fields(line, mark)) for line in lines}
-        named = {field.strip().lower() for field in _fields(lines[0], mark)} & {*TEXT_NAMES, *_OTHER_NAMES}
-        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and is_header(_fields(lines[0], mark)):
+        widths = {len(fields_of(line, mark)) for line in lines}
+        named = {field.strip().lower() for field in fields_of(lines[0], mark)} & {*TEXT_NAMES, *_OTHER_NAMES}
+        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and is_header(fields_of(lines[0], mark)):
             return Dialect(mark, mark == "\t")
     return None
-
-
-def dialect_of(lines: Sequence[str], marks: str = DELIMITERS) -> Dialect:
-    """The format of a table, by its header, or by the line `sep=;` above it.
-
-    Args:
-        lines: its first lines.
-        marks: possible delimiters. A tab alone stands for TSV.
-    """
-    excel = excel_delimiter(lines[0])
-    if excel is None and marks == "\t":
-        return Dialect("\t", tabbed=True)
-    header = lines[0] if excel is None else "".join(lines[1:2])
-    return Dialect(excel or delimiter_of(header, marks) or NO_DELIMITER, tabbed=marks == "\t" == (excel or "\t"))
-
-
-def excel_delimiter(line: str) -> str | None:
-    """The delimiter in a first line such as `sep=;`, which Excel writes; empty if it is missing; None for other lines."""
-    found = _EXCEL.fullmatch(line)
-    return found[1] if found else None
-
-
-def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
-    """The delimiter of a CSV file, by its header; None if there is a single column."""
-    counts = {mark: len(_fields(header, mark)) for mark in marks}
-    found = max(marks, key=counts.__getitem__)
-    return found if counts[found] != 1 else None
 
 
 def table_rows(
@@ -138,44 +100,11 @@ def table_rows(
     return columns, has_header, rows if has_header or not first else chain([(number, first)], rows)
 
 
-def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
-    """The names of the columns. One without a name, such as the index of a written table, is "column 1".
-
-    Raises:
-        DataError: two have the same name.
-    """
-    columns = [field.strip() or f"column {place}" for place, field in enumerate(header, start=1)]
-    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
-    if twice is not None:
-        raise DataError(
-            f"{where}: two columns are named '{twice}'",
-            hint="give every column a name of its own in the first line; if that line is not a header, write one above it",
-        )
-    return tuple(columns)
-
-
-def is_header(fields: Sequence[str]) -> bool:
-    """Whether these look like column names: short, and not numbers. The first may be empty, for an index."""
-    names = [field.strip() for field in fields]
-    filled = names[1:] if names and not names[0] and len(names) > 1 else names
-    return all(
-        name and len(name) <= 40 and len(name.split()) <= 4 and not is_number(name) and name[-1] not in ".!?。！？"
-        for name in filled
-    )
-
-
 def _whole_lines(head: bytes) -> list[str]:
     """The non-empty lines at the beginning of a file, without the last one if it may be incomplete."""
     lines = head.removeprefix(b"\xef\xbb\xbf").decode("utf-8", errors="replace").split("\n")
     whole = lines[:-1] if len(lines) > 1 and len(head) >= 1 << 16 else lines
     return [line.rstrip("\r") for line in whole if line.strip()]
-
-
-def _fields(line: str, delimiter: str) -> list[str]:
-    try:
-        return line.split("\t") if delimiter == "\t" else next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # reading the rows reports it
-        return []
 
 
 def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
@@ -188,9 +117,9 @@ def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
             begun = ""
         if batch.continues:
             begun += last
-            if len(begun) > _LONGEST_FIELD:
+            if len(begun) > LONGEST_FIELD:
                 raise DataError(
-                    f"{name}: a line of more than {_LONGEST_FIELD:,} characters",
+                    f"{name}: a line of more than {LONGEST_FIELD:,} characters",
                     hint="if the file is not a table, give it a name that ends in .txt",
                 )
         else:
@@ -198,67 +127,3 @@ def _strings(batches: Iterator[Lines], name: str) -> Iterator[str]:
             begun = ""
     if begun:
         yield begun
-
-
-def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
-    """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
-
-    Args:
-        lines: lines and their numbers.
-
-    Raises:
-        DataError: a row cannot be read as CSV.
-    """
-    lines = dropwhile(lambda numbered: not numbered[1].strip() or excel_delimiter(numbered[1]) is not None, lines)
-    if dialect.tabbed:
-        for number, line in lines:
-            if content := line.rstrip("\r"):
-                yield number, [_unquoted(field) for field in content.split("\t")]
-        return
-    begins, last = 0, 0  # the line before the row, the last line read
-
-    def fed() -> Iterator[str]:
-        nonlocal last
-        for last, line in lines:  # noqa: B007 (read outside)
-            yield line + "\n"
-
-    csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_FIELD))
-    reader = csv.reader(fed(), delimiter=dialect.delimiter, strict=True)
-    while True:
-        begins = last
-        try:
-            fields = next(reader, None)
-        except csv.Error as problem:
-            raise _damaged(name, begins + 1, last, problem) from problem
-        if fields is None:
-            return
-        if fields:
-            yield begins + 1, fields
-
-
-def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
-    """The error for a row that begins in one line and cannot be parsed in another."""
-    if "new-line character" in str(problem):
-        return DataError(
-            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
-            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
-        )
-    until = f", detected in line {shows}" if shows > begins else ""
-    if "field limit" in str(problem):
-        return DataError(
-            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
-            hint="close the quotation mark that opens there, or use JSON lines",
-        )
-    return DataError(
-        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
-        "but at its start; or use JSON lines",
-    )
-
-
-def _unquoted(field: str) -> str:
-    """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
-        return field
-    inner = field[1:-1].replace('""', "\0")
-    return field if '"' in inner else inner.replace("\0", '"')

@@ -1,1 +1,0 @@
-"""Simple predictors to compare a network with: models of scikit-learn, and a perceptron."""

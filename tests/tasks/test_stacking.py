@@ -1,0 +1,47 @@
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from sklearn.feature_extraction.text import TfidfVectorizer
+from sklearn.linear_model import LogisticRegression
+from torch import nn
+
+from discern.models.heads import NGrams
+from discern.tasks.features import Features, Ragged
+from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales
+
+rng = np.random.default_rng(0)
+# No n-gram occurs twice in a text.
+TEXTS = [rng.permutation(35)[: rng.integers(3, 9)].tolist() for _ in range(60)]
+LABELS = rng.integers(0, 3, 60)
+FEATURES = Features(Ragged.of(TEXTS), Ragged.of([[0] * len(text) for text in TEXTS]), np.arange(60), {"class": LABELS})
+
+
+def logits_of(ngrams: NGrams) -> torch.Tensor:
+    rows = [torch.tensor([text]) for text in TEXTS]
+    return torch.cat([ngrams(row, row >= 0, torch.zeros_like(row)) for row in rows])
+
+
+@torch.no_grad()
+def test_n_grams_are_tf_idf_with_logistic_regression() -> None:
+    ngrams = NGrams(3)
+    fit_ngrams(ngrams, FEATURES)
+    matrix = TfidfVectorizer(analyzer=lambda text: map(str, [*text, *pairwise(text)])).fit_transform(TEXTS)
+    expected = LogisticRegression(C=10, tol=1e-6).fit(matrix, LABELS).predict_proba(matrix)
+    np.testing.assert_allclose(logits_of(ngrams).softmax(-1), expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(4000, np.log(3) / 2), (0, 0.3)])
+def test_the_temperature_follows_from_the_frequencies_or_the_prior(count: int, expected: float) -> None:
+    """Logits (2, 0) that are right in 3 of 4 cases: probability 3/4 at the scale ln(3) / 2."""
+    labels = np.array([0, 0, 0, 1] * (count // 4), np.int64)
+    assert fit_scales([torch.tensor([[2.0, 0.0]]).expand(count, 2)], {"class": labels}) == pytest.approx([expected], abs=2e-3)
+
+
+@torch.no_grad()
+def test_the_better_predictor_decides() -> None:
+    output, ngrams = nn.Linear(3, 3), NGrams(3)
+    fit_few_shot(output, ngrams, torch.eye(3)[LABELS], FEATURES)
+    unseen = np.roll(LABELS, 1)
+    np.testing.assert_array_equal((output(torch.eye(3)[unseen]) + logits_of(ngrams)).argmax(1), unseen)
