@@ -191,7 +191,7 @@ def _text(results: dict[str, Any], out: Path) -> str:
     lines = []
     for entry in results.get("tasks", {results["task"]: results}).values():
         lines += _task_lines(entry, len(results["seeds"]))
-    if results.get("padding_fraction") is not None:
+    if results.get("kept_step"):
         lines.append(
             f"{results['passes']:.1f} passes over the training rows, weights of step {results['kept_step']:,}; "
             f"padding: {results['padding_fraction']:.1%} of the positions in the batches"

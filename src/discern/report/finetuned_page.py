@@ -86,11 +86,12 @@ def _trained(results: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
 
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     settings = results["settings"]
+    steps = f"{settings['train.max_steps']:,}, each of {settings['train.sequences_per_step']} rows"
     return [
         ("Model", results["model"]),
         ("Recipe", settings["finetune.recipe"]),
         ("Seeds", ", ".join(map(str, results["seeds"]))),
-        ("Steps per seed", f"{settings['train.max_steps']:,}, each of {settings['train.sequences_per_step']} rows"),
+        ("Steps per seed", "none: the encoder is not trained" if settings["finetune.few_shot"] else steps),
         ("Peak learning rate", f"{settings['optimizer.learning_rate']:g}{_layer_decay(settings['optimizer.layer_decay'])}"),
         ("Time in training", f"{results['seconds']:,.0f} seconds"),
         ("Made with", f"discern {results['discern']}"),
