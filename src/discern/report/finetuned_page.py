@@ -87,6 +87,8 @@ def _trained(results: Mapping[str, Any], tasks: Mapping[str, Any]) -> str:
 def _facts(results: Mapping[str, Any]) -> list[tuple[str, str]]:
     settings = results["settings"]
     steps = f"{settings['train.max_steps']:,}, each of {settings['train.sequences_per_step']} rows"
+    if results["kept_step"]:
+        steps += f": {results['passes']:.1f} passes; the weights are those of step {results['kept_step']:,}"
     return [
         ("Model", results["model"]),
         ("Recipe", settings["finetune.recipe"]),
