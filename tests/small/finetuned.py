@@ -142,6 +142,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
     settings |= {
         "finetune.recipe": "electra",
         "finetune.epochs": 3.0,
+        "finetune.few_shot": False,
         "train.sequences_per_step": 4,
         "optimizer.layer_decay": 0.8,
     }
