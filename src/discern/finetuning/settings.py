@@ -306,7 +306,7 @@ def _defaults(
                 set_of_task(definition, "pooling", "cls", f"recipe {recipe}")
             elif fitted and model.smaller_than_electra_small:
                 set_of_task(definition, "pooling", "pair", f"recipe {recipe}, {size}")
-                set_of_task(definition, "words", "pair" not in definition.layout.columns, f"recipe {recipe}, {size}")
+                set_of_task(definition, "words", True, f"recipe {recipe}, {size}")
     for key, value in encoder.fine_tuning.items():
         section, _, name = key.partition(".")
         if section == "finetune":

@@ -289,40 +289,61 @@ def mean_state(hidden: Float[Tensor, "R L D"], chosen: Bool[Tensor, "R L"]) -> F
 class NGrams(nn.Module):
     """Logits of a linear model of TF-IDF features: tokens and pairs of adjacent tokens, hashed into buckets.
 
+    Of two texts, n-grams that both have differ from those of one text, and there are further features: the fraction of each
+    text's tokens, and of its pairs of tokens, that the other text has, unweighted and weighted by inverse document frequency.
     Until it is fitted, its logits are 0. It computes with integers and gathers alone, so that it can be exported.
     Differs from usual TF-IDF: the norm of a text counts each occurrence of a repeated n-gram on its own.
 
     Attributes:
-        weight: (B, C) weights of the buckets, times their inverse document frequencies.
-        squares: (B,) squared inverse document frequencies.
+        weight: (B, C) weights of the buckets.
+        frequencies: (B,) inverse document frequencies.
+        overlap: (O, C) weights of the fractions; O is 8 for two texts, 0 for one.
         bias: (C,).
 
     Reference: Weinberger et al. 2009, "Feature hashing for large scale multitask learning".
     """
 
     weight: Tensor
-    squares: Tensor
+    frequencies: Tensor
+    overlap: Tensor
     bias: Tensor
 
-    def __init__(self, classes: int) -> None:
+    def __init__(self, classes: int, *, pairs: bool = False) -> None:
         super().__init__()
         self.buckets = min(_BUCKETS, _WEIGHTS // classes)
         self.register_buffer("weight", torch.zeros(self.buckets, classes))
-        self.register_buffer("squares", torch.ones(self.buckets))
+        self.register_buffer("frequencies", torch.ones(self.buckets))
+        self.register_buffer("overlap", torch.zeros(8 if pairs else 0, classes))
         self.register_buffer("bias", torch.zeros(classes))
 
     def hashes(
-        self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]
+        self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"]
     ) -> tuple[Int[Tensor, "R N"], Bool[Tensor, "R N"]]:
         """The bucket of each n-gram, and whether all its tokens are real."""
-        tokens = 2 * input_ids + segments.clamp(max=1)
-        pairs = (tokens[:, :-1] * 1_000_003 + tokens[:, 1:]) % (1 << 31) + 1
-        grams = torch.cat([tokens, pairs], 1) * 2_654_435_761 % (1 << 32) % self.buckets
+        pairs = ((input_ids[:, :-1] + 1) * 1_000_003 + input_ids[:, 1:]) % (1 << 31)
+        grams = torch.cat([input_ids, pairs], 1) * 2_654_435_761 % (1 << 32) % self.buckets
         return grams, torch.cat([real, real[:, 1:]], 1)
+
+    def features(
+        self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]
+    ) -> tuple[Int[Tensor, "R N"], Float[Tensor, "R N"], Float[Tensor, "R O"]]:
+        """The bucket of each n-gram and its value, and the fractions that two texts share."""
+        grams, known = self.hashes(input_ids, real)
+        values = self.frequencies[grams] * known
+        overlap = values.new_zeros(len(grams), len(self.overlap))
+        if len(self.overlap):
+            text = torch.cat([segments, segments[:, 1:]], 1).clamp(max=1)
+            across = known[:, None] & (text[:, :, None] != text[:, None])
+            shared = ((grams[:, :, None] == grams[:, None]) & across).any(-1)
+            kinds = 2 * (torch.arange(grams.shape[1], device=grams.device) >= input_ids.shape[1]) + text
+            of_kind = (kinds[..., None] == torch.arange(4, device=grams.device)).float()
+            weights = torch.stack([known.float(), values], 1)
+            overlap = ((weights * shared[:, None]) @ of_kind / (weights @ of_kind).clamp(min=1e-6)).flatten(1)
+            grams = (grams + shared * (self.buckets // 2)) % self.buckets
+        return grams, values / values.square().sum(1, keepdim=True).sqrt(), overlap
 
     def forward(
         self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]
     ) -> Float[Tensor, "R C"]:
-        grams, known = self.hashes(input_ids, real, segments)
-        norms = (self.squares[grams] * known).sum(1, keepdim=True).sqrt()
-        return (self.weight[grams] * known[..., None]).sum(1) / norms + self.bias
+        grams, values, overlap = self.features(input_ids, real, segments)
+        return (self.weight[grams] * values[..., None]).sum(1) + overlap @ self.overlap + self.bias

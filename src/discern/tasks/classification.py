@@ -117,7 +117,7 @@ class ClassificationHead(TaskHead):
         self.inner = PredictionLayers(encoder) if settings.head == "prediction" and not linear else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(input_size if linear else size, outputs)
-        self.ngrams = NGrams(outputs) if settings.words and labels.names else None
+        self.ngrams = NGrams(outputs, pairs=labels.pairs) if settings.words and labels.names else None
         self.register_buffer("weights", torch.tensor(labels.weights or (1.0,) * outputs), persistent=False)
 
     def forward(

@@ -38,23 +38,25 @@ def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None
         numbers: numbers of the rows; None: all.
     """
     numbers = range(len(features)) if numbers is None else numbers
-    rows = [ngrams.hashes(*_tokens(features, number))[0][0] for number in numbers]
     targets = {name: np.asarray(column)[list(numbers)] for name, column in features.targets.items()}
-    lengths = torch.tensor([len(row) for row in rows])
-    seen, grams = torch.unique(torch.cat(rows), return_inverse=True)
-    documents = torch.bincount(torch.cat([torch.unique(row) for row in rows]), minlength=ngrams.buckets)[seen]
-    inverse = ((1 + len(rows)) / (1 + documents.double())).log() + 1
-    offsets, owner = lengths.cumsum(0) - lengths, torch.repeat_interleave(torch.arange(len(rows)), lengths)
-    norms = torch.zeros(len(rows), dtype=torch.float64).index_add_(0, owner, inverse[grams] ** 2).sqrt()
-    values = inverse[grams] / norms[owner]
+    rows = [_tokens(features, number) for number in numbers]
+    documents = torch.bincount(torch.cat([ngrams.hashes(*row[:2])[0].unique() for row in rows]), minlength=ngrams.buckets)
+    ngrams.frequencies.copy_(torch.where(documents > 0, ((1 + len(rows)) / (1 + documents)).log() + 1, 1.0))
+    grams, values, overlaps = zip(*(ngrams.features(*row) for row in rows), strict=True)
+    seen, places = torch.unique(torch.cat(grams, 1), return_inverse=True)
+    lengths = torch.tensor([row.shape[1] for row in grams])
+    offsets, weights, overlap = lengths.cumsum(0) - lengths, torch.cat(values, 1)[0].double(), torch.cat(overlaps).double()
 
     def logits(weight: Tensor, bias: Tensor) -> Tensor:
-        return F.embedding_bag(grams, weight, offsets, per_sample_weights=values, mode="sum") + bias
+        ngram_weight, overlap_weight = weight.split([len(seen), overlap.shape[1]])
+        sums = F.embedding_bag(places[0], ngram_weight, offsets, per_sample_weights=weights, mode="sum")
+        return sums + overlap @ overlap_weight + bias
 
-    weight, bias = _logistic_regression(logits, (len(seen), len(ngrams.bias)), targets, _INVERSE_REGULARIZATION[0])
+    shape = (len(seen) + overlap.shape[1], len(ngrams.bias))
+    weight, bias = _logistic_regression(logits, shape, targets, _INVERSE_REGULARIZATION[0])
     ngrams.weight.zero_()
-    ngrams.weight[seen] = (weight * inverse[:, None]).float()
-    ngrams.squares[seen] = (inverse**2).float()
+    ngrams.weight[seen] = weight[: len(seen)].float()
+    ngrams.overlap.copy_(weight[len(seen) :])
     ngrams.bias.copy_(bias)
 
 
@@ -80,9 +82,9 @@ def scale(scales: Sequence[float], output: nn.Linear, ngrams: NGrams | None) -> 
     """Fold the factors of the logits into the layers that give them."""
     with torch.no_grad():
         for layer, factor in zip((output, ngrams), scales, strict=False):
-            if layer is not None:
-                layer.weight.mul_(factor)
-                layer.bias.mul_(factor)
+            for tensor in (getattr(layer, name, None) for name in ("weight", "overlap", "bias")):
+                if tensor is not None:
+                    tensor.mul_(factor)
 
 
 def fit_linear(layer: nn.Linear, states: Float[Tensor, "N D"], targets: Mapping[str, Any]) -> None:
