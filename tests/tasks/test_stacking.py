@@ -32,6 +32,31 @@ def test_n_grams_are_tf_idf_with_logistic_regression() -> None:
     np.testing.assert_allclose(logits_of(ngrams).softmax(-1), expected, atol=2e-3)
 
 
+@torch.no_grad()
+def test_two_texts_share_fractions_of_their_tokens_and_pairs() -> None:
+    """Texts 5 6 7 and 5 6 8 9, where 5 is three times as informative; the pair 7 5 counts for the second text."""
+    ngrams = NGrams(2, pairs=True)
+    ids, segments = torch.tensor([[5, 6, 7, 5, 6, 8, 9, 0]]), torch.tensor([[0, 0, 0, 1, 1, 1, 1, 0]])
+    ngrams.frequencies[ngrams.hashes(ids, ids > 0)[0][0, 0]] = 3.0
+    expected = [2 / 3, 2 / 4, 1 / 2, 1 / 4, 4 / 5, 4 / 6, 1 / 2, 1 / 4]
+    torch.testing.assert_close(ngrams.features(ids, ids > 0, segments)[2], torch.tensor([expected]))
+
+
+@torch.no_grad()
+def test_what_two_texts_share_decides_for_words_that_were_never_seen() -> None:
+    def rows(first_word: int) -> Features:
+        words = [(rng.permutation(30)[:8] + first_word).tolist() for _ in range(40)]
+        texts = [[*each[:4], *(each[2:6] if same else each[4:])] for each, same in zip(words, [0, 1] * 20, strict=True)]
+        return Features(Ragged.of(texts), Ragged.of([[0] * 4 + [1] * 4] * 40), np.arange(40), {"class": np.array([0, 1] * 20)})
+
+    ngrams, unseen = NGrams(2, pairs=True), rows(100)
+    fit_ngrams(ngrams, rows(10))
+    ids, segments = (
+        torch.from_numpy(column.values.reshape(40, 8).astype(np.int64)) for column in (unseen.input_ids, unseen.token_types)
+    )
+    np.testing.assert_array_equal(ngrams(ids, ids > 0, segments).argmax(1), unseen.targets["class"])
+
+
 @pytest.mark.parametrize(("count", "expected"), [(4000, np.log(3) / 2), (0, 0.3)])
 def test_the_temperature_follows_from_the_frequencies_or_the_prior(count: int, expected: float) -> None:
     """Logits (2, 0) that are right in 3 of 4 cases: probability 3/4 at the scale ln(3) / 2."""

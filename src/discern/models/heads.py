@@ -316,9 +316,7 @@ class NGrams(nn.Module):
         self.register_buffer("overlap", torch.zeros(8 if pairs else 0, classes))
         self.register_buffer("bias", torch.zeros(classes))
 
-    def hashes(
-        self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"]
-    ) -> tuple[Int[Tensor, "R N"], Bool[Tensor, "R N"]]:
+    def hashes(self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"]) -> tuple[Int[Tensor, "R N"], Bool[Tensor, "R N"]]:
         """The bucket of each n-gram, and whether all its tokens are real."""
         pairs = ((input_ids[:, :-1] + 1) * 1_000_003 + input_ids[:, 1:]) % (1 << 31)
         grams = torch.cat([input_ids, pairs], 1) * 2_654_435_761 % (1 << 32) % self.buckets

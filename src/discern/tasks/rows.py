@@ -59,7 +59,14 @@ USUAL_COLUMNS: dict[Family, dict[str, Sequence[str]]] = {
 }
 """Usual names of the column of each role, likeliest first."""
 
-_PARTNERS = {"text_a": "text_b", "sentence1": "sentence2", "premise": "hypothesis", "question1": "question2", "text1": "text2"}
+_PARTNERS = {
+    "text": "pair",
+    "text_a": "text_b",
+    "sentence1": "sentence2",
+    "premise": "hypothesis",
+    "question1": "question2",
+    "text1": "text2",
+}
 _STARTS = ("answer_start", "start")
 COLUMN_SUFFIXES = (".conll", ".conllu", ".bio", ".iob")
 """Suffixes of files with one word per line."""
