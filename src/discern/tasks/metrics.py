@@ -41,18 +41,17 @@ Similarity = Callable[[str, str], float]
 
 
 def class_scores(
-    gold: Sequence[str], predicted: Sequence[str], names: Sequence[str] = ("accuracy", "macro_f1"), positive: str | None = None
+    gold: Sequence[str], predicted: Sequence[str], names: Sequence[str] = ("accuracy", "macro_f1"), positive: str = "1"
 ) -> Scores:
     """Metrics of single-label classification.
 
     Args:
         names: any of `accuracy`, `f1` (of the class `positive`), `macro_f1` (mean over the classes that occur), `matthews`.
-        positive: positive class of `f1`, "1" by default.
+        positive: positive class of `f1`.
 
     Raises:
         ConfigError: a metric does not exist.
     """
-    positive = positive or "1"
     truth, guess = np.array(gold, str), np.array(predicted, str)
     classes = np.unique([truth, guess])[:, None]
     metrics = {
