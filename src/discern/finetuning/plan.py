@@ -251,9 +251,9 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
     if evaluated < _FEW_EVALUATED:
         ways = ["evaluate on more examples with --dev FILE"] if not data.definition.files else []
         ways += ["hold out more with --set finetune.heldout_fraction=0.3"] if data.dev_name == HELD_OUT else []
+        advice = f"; {', or '.join(ways)}" if ways else ""
         warning_to(progress)(
-            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are "
-            + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
+            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are unreliable{advice}"
         )
     if labels.kind == "tags" and labels.scheme == "none":
         tags = list(tag_counts(data.train.examples))

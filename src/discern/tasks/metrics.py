@@ -301,21 +301,15 @@ class PairedDifference:
     Attributes:
         metric: the metric that decides; for answers F1, not the headline metric.
         difference: model - baseline.
-        low, high: its interval.
+        interval: its lower and its upper limit.
         verdict: 'better' if the interval is above 0 and no metric that is published together with this one is lower; 'worse' if
             it is below 0.
     """
 
     metric: str
     difference: float
-    low: float
-    high: float
+    interval: list[float]
     verdict: Verdict
-
-    def record(self) -> dict[str, Any]:
-        """The difference as JSON values."""
-        interval = [self.low, self.high]
-        return {"metric": self.metric, "difference": self.difference, "interval": interval, "verdict": self.verdict}
 
 
 def interval(task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction]) -> tuple[float, float]:
@@ -354,7 +348,7 @@ def paired(
         low, high = np.quantile(one - other, _LEVELS).tolist()
     nowhere_lower = all(model[name] >= baseline[name] for name in others)
     verdict: Verdict = "worse" if high < 0 else "better" if low > 0 and nowhere_lower else "undecided"
-    return PairedDifference(metric, model[metric] - baseline[metric], low, high, verdict)
+    return PairedDifference(metric, model[metric] - baseline[metric], [low, high], verdict)
 
 
 def _is_fraction(terms: NDArray[np.float64] | None) -> TypeGuard[NDArray[np.float64]]:
