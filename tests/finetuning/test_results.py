@@ -53,7 +53,7 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> FinetunePlan:
 
 
 def summary(plan: FinetunePlan, *seeds: int, baselines: Mapping[str, list[BaselineScore]] | None = None) -> dict[str, Any]:
-    return summarize(plan.out, plan.data, plan.config, "a model", seeds, baselines or {})
+    return summarize(plan, seeds, baselines or {})
 
 
 def test_several_tasks_and_seeds_of_which_one_diverged(plan: FinetunePlan) -> None:

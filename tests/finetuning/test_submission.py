@@ -60,11 +60,10 @@ def test_a_sweep_submits_the_best_and_only_tasks_of_glue(tmp_path: Path) -> None
     assert len(results["majority"]) == len(SUBMISSION_FILES)
 
 
-@pytest.mark.parametrize("rows", [OFFICIAL - 1, OFFICIAL + 1])
-def test_another_number_of_rows_is_refused_before_training(tmp_path: Path, rows: int) -> None:
-    message = rf"{rows} rows, but the official test file of wnli has {OFFICIAL}\n.*remove this one from --data"
+def test_another_number_of_rows_is_refused_before_training(tmp_path: Path) -> None:
+    message = rf"{OFFICIAL - 1} rows, but the official test file of wnli has {OFFICIAL}\n.*remove this one from --data"
     with pytest.raises(DataError, match=message):
-        finetune(wnli(tmp_path, rows), Silent())
+        finetune(wnli(tmp_path, OFFICIAL - 1), Silent())
     assert not (tmp_path / "out").exists()
     assert not (tmp_path / "zip").exists()
 

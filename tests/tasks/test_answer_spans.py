@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from discern.tasks.base import Answer
-from discern.tasks.questions import Window, best_answers, cut_windows, located_tokens
-from tests.tasks.question_support import text_encoder
+from discern.tasks.features import cut_windows
+from discern.tasks.questions import Window, best_answers, located_tokens
+from tests.tasks.support import text_encoder
 
 # Texts with some of their answers.
 TEXTS = {
@@ -25,29 +26,8 @@ STARTS, ENDS = np.array([(0, 1), (1, 2), (2, 4), (5, 6), (6, 7), (8, 10), (11, 1
 FIRST = 4
 WINDOWS = [
     Window(FIRST + best_start - start, FIRST + best_stop - start, *(np.pad(a[start:stop], (FIRST, 0)) for a in (STARTS, ENDS)))
-    for start, stop, best_start, best_stop in cut_windows(len(STARTS), 5, 2)
+    for start, stop, best_start, best_stop in cut_windows(np.arange(9), 5, 3)
 ]
-
-
-def test_windows_by_hand() -> None:
-    assert cut_windows(10, 4, 2) == [[0, 4, 0, 3], [2, 6, 3, 5], [4, 8, 5, 7], [6, 10, 7, 10]]
-    # The last is shorter: token 4 has two tokens on its lesser side in neither, and more on the whole in the first.
-    assert cut_windows(7, 5, 3) == [[0, 5, 0, 4], [3, 7, 4, 7]]
-    assert cut_windows(5, 5, 3) == [[0, 5, 0, 5]]
-    assert cut_windows(6, 5, 5) == [[0, 5, 0, 5], [5, 6, 5, 6]]
-    assert cut_windows(0, 5, 3) == [[0, 0, 0, 0]]
-
-
-@pytest.mark.parametrize(("tokens", "length", "stride"), [(50, 7, 3), (51, 7, 7), (400, 100, 37)])
-def test_a_token_is_best_in_the_window_with_most_context(tokens: int, length: int, stride: int) -> None:
-    windows = cut_windows(tokens, length, stride)
-    for token in range(tokens):
-        context = [
-            min(token - start, stop - 1 - token) + 0.01 * (stop - start) if start <= token < stop else -1
-            for start, stop, _, _ in windows
-        ]
-        best = [number for number, (_, _, start, stop) in enumerate(windows) if start <= token < stop]
-        assert best == [context.index(max(context))]
 
 
 @pytest.mark.parametrize("lowercase", [True, False])

@@ -8,23 +8,20 @@ from typing import Any
 import pytest
 
 from discern.tasks import baselines as module
-from discern.tasks import families
-from discern.tasks.base import Answer, ClassificationExample, Labels, Prediction, QuestionExample, TaggingExample, Task
+from discern.tasks.base import Answer, ClassificationExample, Labels, Prediction, QuestionExample, TaggingExample
 from discern.tasks.baselines import Baseline, BaselineScore, best_baseline, comparison_sentence, measure_baselines
+from tests.tasks.support import task
 
 COLORS = ("red", "blue", "green", "yellow", "brown", "gray", "pink", "white", "black", "orange")
-
-
-def task(family: str, labels: Labels, *metrics: str) -> Task[Any]:
-    kind: type[Task[Any]] = families.load(family)
-    return kind("mine", kind.Config(), metrics, labels)
 
 
 def predictions(
     labels: Labels, number: int, train: Sequence[Any], examples: Sequence[Any], *, family: str = "classification"
 ) -> list[Any]:
     """What the baseline of this number predicts."""
-    records = task(family, labels).baselines()[number].predict(train, examples)
+    baseline = task(family, labels).baselines()[number]
+    records = baseline.predict(train, examples)
+    assert baseline.predict(train, examples) == records
     return [next(value for key, value in record.items() if key != "id") for record in records]
 
 
@@ -125,23 +122,6 @@ def test_no_answer_is_right_where_there_is_none() -> None:
     nothing, overlap = measure_baselines(task("squad2", Labels(), "exact_match", "f1"), asked, asked, print)
     assert (nothing.name, nothing.metrics["exact_match"]) == ("no-answer", 0.5)
     assert (overlap.name, overlap.metrics["exact_match"]) == ("overlap-sentence", 0.0)
-
-
-@pytest.mark.parametrize(
-    ("family", "labels", "metrics", "examples"),
-    [
-        ("classification", Labels(("a", "b")), ("matthews", "accuracy"), texts(("a", "b"), "one", "two")),
-        ("tagging", Labels(("B-X", "E-X", "I-X", "O", "S-X"), "tags", scheme="iob2"), ("f1",), tagged("a/O b/B-X", "c/O b/B-X")),
-        ("squad1", Labels((), "spans"), ("f1",), [QuestionExample("1", "Who?", CONTEXT, (Answer("Ann", 0),), ("Ann",))]),
-    ],
-)
-def test_they_are_scored_as_the_network_is(family: str, labels: Labels, metrics: tuple[str, ...], examples: list[Any]) -> None:
-    made = task(family, labels, *metrics)
-    scores = list(measure_baselines(made, examples, examples, print))
-    assert [list(score.metrics.items()) for score in scores] == [
-        list(made.score(examples, score.predictions).values.items()) for score in scores
-    ]
-    assert scores == list(measure_baselines(made, examples, examples, print))
 
 
 def broken(train: object, examples: object) -> list[Prediction]:

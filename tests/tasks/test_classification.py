@@ -54,7 +54,7 @@ def test_cutting_is_bert_s_one_token_at_a_time() -> None:
 def test_rows_of_examples() -> None:
     examples = (ClassificationExample("0", "the " * 50, None, "b"), ClassificationExample("1", "the", "the the", "a"))
     made = task(CLASSES, sequence_length=8).encode(examples, TEXT, labeled=True)
-    (the,) = TEXT.ids(["the"])[0]
+    ((the,),) = TEXT.ids(["the"])
     assert [made.input_ids[row].tolist() for row in range(2)] == [[CLS, *[the] * 6, SEP], [CLS, the, SEP, the, the, SEP]]
     assert [made.token_types[row].tolist() for row in range(2)] == [[0] * 8, [0, 0, 0, 1, 1, 1]]
     assert made.targets["class"].tolist() == [1, 0]

@@ -88,7 +88,7 @@ def test_the_vector_of_a_text_is_the_mean_of_some_states_of_it_alone(kind: str, 
     together, _ = outputs_of(made, "pairs", features_of(GROUPS))
     for group, output in zip(GROUPS, together, strict=True):
         for vector, text in zip(output["vectors"], group.texts, strict=False):
-            ids = torch.tensor([[TEXT.special.cls, *TEXT.ids([text])[0], TEXT.special.sep]])
+            ids = torch.tensor([[TEXT.special.cls, *next(TEXT.ids([text])), TEXT.special.sep]])
             with torch.no_grad():
                 states = made.hidden_states(ids, None, torch.zeros_like(ids))[0]
             np.testing.assert_allclose(vector, states[part].mean(0), atol=2e-6)

@@ -1,13 +1,16 @@
-"""Rows as batches: padding, targets, the rows of each task, micro-batches; and the order of rows in training and evaluation."""
+"""Windows of long texts; batches of rows: padding, targets, the rows of each task, micro-batches; and the order of rows."""
 
 from __future__ import annotations
 
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from discern.tasks.features import IGNORED, Features, Ragged, TaskBatch, TaskRowsInOrder, TaskStream, collate
+from discern.tasks.features import IGNORED, Features, Ragged, TaskBatch, TaskRowsInOrder, TaskStream, collate, cut_windows
 
 PAIRS = Features(
     Ragged.of([[2, 5, 3], [2, 6, 7, 8, 3]]),
@@ -46,6 +49,43 @@ def test_a_micro_batch_has_a_group_of_every_task_even_without_rows() -> None:
     assert part.input_ids.shape == (2, 5)
     assert (pairs.rows.tolist(), pairs.targets["class"].tolist(), tagged.rows.tolist()) == ([1], [1], [0])
     assert [(group.task, group.rows.tolist()) for group in batch().rows(0, 1).groups] == [("pairs", [0]), ("tagged", [])]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "room", "overlap", "windows"),
+    [
+        ([1] * 10, 4, 2, [(0, 4, 0, 3), (2, 6, 3, 5), (4, 8, 5, 7), (6, 10, 7, 10)]),
+        ([1] * 7, 5, 2, [(0, 5, 0, 4), (3, 7, 4, 7)]),
+        # Both windows show one token on the lesser side of word 4; the earlier of equals wins.
+        ([1] * 9, 6, 3, [(0, 6, 0, 5), (3, 9, 5, 9)]),
+        # A word as long as a row shares it with none; one that is longer than the overlap is not shown twice.
+        ([1] * 6 + [6], 6, 3, [(0, 6, 0, 6), (6, 7, 6, 7)]),
+        ([], 4, 2, [(0, 0, 0, 0)]),
+    ],
+)
+def test_windows_by_hand(sizes: list[int], room: int, overlap: int, windows: list[tuple[int, ...]]) -> None:
+    assert cut_windows(np.cumsum([0, *sizes]), room, overlap) == windows
+
+
+@given(st.lists(st.integers(1, 6), min_size=1, max_size=60), st.integers(6, 20), st.integers(0, 30))
+@settings(deadline=None)
+def test_every_word_is_read_once_where_most_is_around_it(sizes: list[int], room: int, overlap: int) -> None:
+    bounds = np.cumsum([0, *sizes])
+    windows = cut_windows(bounds, room, overlap)
+    assert [word for *_, first, end in windows for word in range(first, end)] == list(range(len(sizes)))
+    for (first, end, *_), (start, stop, *_) in pairwise(windows):
+        assert first < start <= end < stop
+        assert bounds[end] - bounds[start] <= overlap
+    for start, stop, *predicted in windows:
+        assert bounds[stop] - bounds[start] <= room
+        for word in range(*predicted):
+            contexts = {
+                (first, end): min(bounds[word] - bounds[first], bounds[end] - bounds[word + 1])
+                + 0.01 * (bounds[end] - bounds[first])
+                for first, end, *_ in windows
+                if first <= word < end
+            }
+            assert max(contexts, key=contexts.__getitem__) == (start, stop)
 
 
 def rows(count: int, seed: int = 0) -> Features:

@@ -139,16 +139,16 @@ def test_another_file_is_refused(tmp_path: Path, name: str, lines: list[str], me
 
 
 def test_missing_files_and_tasks_are_named(tmp_path: Path) -> None:
-    write(tmp_path / "RTE" / "dev.tsv", "x")
-    with pytest.raises(DataError, match=r"has no training file of rte; it contains dev\.tsv") as missing:
-        find_files(tasks.load("rte"), tmp_path / "RTE")
+    write(tmp_path / "SST-2" / "dev.tsv", "x")
+    with pytest.raises(DataError, match=r"has no training file of sst2; it contains dev\.tsv") as missing:
+        find_files(tasks.load("sst2"), tmp_path / "SST-2")
     assert "published at gluebenchmark.com" in str(missing.value.hint)
-    with pytest.raises(DataError, match="it contains RTE") as folder:
-        find_files(tasks.load("rte"), tmp_path)
-    assert folder.value.hint == f"--data {tmp_path / 'RTE'}"
+    with pytest.raises(DataError, match="it contains SST-2") as folder:
+        find_files(tasks.load("sst2"), tmp_path)
+    assert folder.value.hint == f"--data {tmp_path / 'SST-2'}"
     with pytest.raises(ConfigError, match="does not exist") as typo:
-        find_files(tasks.load("rte"), tmp_path / "RTF")
-    assert "RTE" in str(typo.value.hint)
+        find_files(tasks.load("sst2"), tmp_path / "SST-3")
+    assert "SST-2" in str(typo.value.hint)
     with pytest.raises(ConfigError, match="unknown task 'sst-2'") as unknown:
         tasks.load("sst-2")
     assert unknown.value.hint == "did you mean 'sst2'?"

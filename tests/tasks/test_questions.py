@@ -17,7 +17,7 @@ from discern.tasks.base import Answer, QuestionExample, Reading, TextEncoder
 from discern.tasks.features import Features
 from discern.tasks.questions import CmrcQuestions, QuestionConfig, Questions, Squad2Questions
 from tests.tasks.data_folder import data_folder, write
-from tests.tasks.question_support import text_encoder
+from tests.tasks.support import text_encoder
 
 CONTEXT = "Élan  vital: the Rhône (北京) and 👍🏽 flow to nai\u0308ve seas."
 

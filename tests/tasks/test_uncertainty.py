@@ -9,15 +9,9 @@ import numpy as np
 import pytest
 from scipy.stats import binomtest
 
-from discern.tasks import families
 from discern.tasks.base import Answer, ClassificationExample, Labels, Prediction, QuestionExample, TaggingExample, Task, TextGroup
 from discern.tasks.metrics import interval, paired
-
-
-def task(family: str, labels: Labels, *metrics: str) -> Task[Any]:
-    kind: type[Task[Any]] = families.load(family)
-    return kind("mine", kind.Config(), metrics, labels)
-
+from tests.tasks.support import task
 
 ACCURACY = task("classification", Labels(("a", "b")), "accuracy")
 
@@ -48,7 +42,7 @@ def test_the_verdict_of_an_accuracy_is_that_of_mcnemar(wins: int, losses: int, v
     # Bonett and Price: one more of each
     more, less = (wins + 1) / 152, (losses + 1) / 152
     radius = 1.959964 * math.sqrt((more + less - (more - less) ** 2) / 152)
-    assert (found.low, found.high) == pytest.approx((more - less - radius, more - less + radius))
+    assert found.interval == pytest.approx([more - less - radius, more - less + radius])
 
 
 @pytest.mark.parametrize(("wins", "losses"), [(0.1, 0.1), (0.15, 0.05)])
@@ -58,8 +52,8 @@ def test_the_interval_of_a_difference_contains_the_true_one_in_95_of_100_cases(w
     for _ in range(400):
         drawn = generator.choice(3, size=100, p=[wins, losses, 1 - wins - losses])
         examples, model = classified(*(drawn != 1))
-        found = paired(ACCURACY, examples, model, classified(*(drawn != 0))[1])
-        contained.append(found.low <= wins - losses <= found.high)
+        low, high = paired(ACCURACY, examples, model, classified(*(drawn != 0))[1]).interval
+        contained.append(low <= wins - losses <= high)
     assert 0.92 <= np.mean(contained) <= 0.98
 
 

@@ -101,7 +101,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     settings: Settings = {}
     for text in overrides:
         key, _, value = text.partition("=")
-        settings |= {name: Setting(leaf, Origin("set", "--set")) for name, leaf in _leaves({key.strip(): _value(value)})}
+        settings |= {name: Setting(leaf, Origin("set", "--set")) for name, leaf in leaves({key.strip(): _value(value)})}
     return settings
 
 
@@ -161,7 +161,7 @@ def _read_layer(
         )
     lines = _line_numbers(text)
     written = written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
-    own = {key: Setting(leaf, Origin(kind, label, lines.get(key), written)) for key, leaf in _leaves(tree)}
+    own = {key: Setting(leaf, Origin(kind, label, lines.get(key), written)) for key, leaf in leaves(tree)}
     return _read_base(base, path, label, (*above, identity)) | own
 
 
@@ -214,7 +214,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
         raise ConfigError(f"{label} is not valid TOML: {error}", hint='text needs quotes: precision = "float32"') from error
 
 
-def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+def leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
     """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept.
 
     Raises:
@@ -227,7 +227,7 @@ def _leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, obj
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
         name = f"{prefix}{key}"
-        found += _leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+        found += leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
     return found
 
 

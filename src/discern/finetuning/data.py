@@ -9,11 +9,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from discern.data.batching.stream import derive_key, permute
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.tasks.base import Definition, Reading, Task, TaskConfig, TextEncoder
+from discern.tasks.baselines import sample
 from discern.tasks.supervised import Split
 from discern.wording import counted
 
@@ -58,8 +56,13 @@ class TaskData:
     @cached_property
     def digests(self) -> dict[str, str]:
         """A hash of the examples of each split, by name, which shows whether a file has changed."""
-        splits = {"train": self.train, **self.evaluated, **self.unlabeled}
-        return {name: examples_digest(split.examples) for name, split in splits.items()}
+        digests = {}
+        for name, split in {"train": self.train, **self.evaluated, **self.unlabeled}.items():
+            digest = hashlib.sha256()
+            for example in split.examples:
+                digest.update(repr(example).encode("utf-8", "replace") + b"\0")
+            digests[name] = digest.hexdigest()
+        return digests
 
 
 def find_splits(definition: Definition[Any], folder: Path) -> dict[str, Path]:
@@ -185,14 +188,6 @@ def read_task(
     )
 
 
-def examples_digest(examples: Sequence[Any]) -> str:
-    """A hash of the examples in their order."""
-    digest = hashlib.sha256()
-    for example in examples:
-        digest.update(repr(example).encode("utf-8", "replace") + b"\0")
-    return digest.hexdigest()
-
-
 def has_labels(reading: Reading[Any]) -> bool:
     """Whether the examples of a file have labels, judging by the first one."""
     return any(getattr(reading.examples[0], name, None) is not None for name in ("label", "tags", "impossible", "texts"))
@@ -222,11 +217,9 @@ def _fraction_of(example: Any) -> float:
 
 def _some(reading: Reading[Any], count: int | None) -> Reading[Any]:
     """A reproducible sample of the examples, in their order."""
-    size = len(reading.examples)
-    if count is None or count >= size or reading.indivisible:
+    if count is None or count >= len(reading.examples) or reading.indivisible:
         return reading
-    chosen = np.sort(permute(np.arange(count), size, derive_key("train rows", size)))
-    return replace(reading, examples=tuple(reading.examples[int(row)] for row in chosen), places=())
+    return replace(reading, examples=tuple(sample(reading.examples, count, "train rows")), places=())
 
 
 def _first(reading: Reading[Any]) -> Reading[Any]:

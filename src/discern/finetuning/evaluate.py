@@ -56,12 +56,27 @@ def evaluate_finetuned(
         raise ConfigError(f"{model} is a fine-tuned model, which is evaluated on a labeled file", hint="add --data FILE")
     tuned = open_model(model, warn=progress.note).task_model(seed)
     chosen = tuned.task(task)
-    tuned.objective.to(choose_device(device))
+    chosen_device = choose_device(device)
+    objective = tuned.objective.to(chosen_device)
     results: dict[str, Any] = {}
     for prefix, split, path, reading in _readings(chosen, tuned.record["tasks"][chosen.name], data):
         for line in (*reading.notes, *map(str, reading.problems)):
             progress.note(f"{path.name}: {line}")
-        predictions, loss = _predict(tuned, chosen, reading, precision, progress)
+        features = chosen.encode(reading.examples, tuned.text, labeled=True)
+        for line in features.notes:
+            progress.note(line)
+        unknown = UnknownTokens(tuned.tokenizer)
+        unknown.add_ids(features.input_ids.values)
+        unknown.report(progress.note, warning_to(progress))
+        tokens = len(features) * chosen.config.sequence_length
+        resolved = resolve_precision(precision, chosen_device, objective.encoder.config, tokens).name
+        progress.start("evaluating", len(features), "rows")
+        try:
+            outputs, loss = outputs_of(objective, chosen.name, features, precision=resolved, progress=progress)
+        finally:
+            progress.finish()
+        refuse_non_finite(chosen.name, outputs, loss, hint="fine-tune again with a lower optimizer.learning_rate")
+        predictions = chosen.predict(reading.examples, features, outputs)
         scores = chosen.score(reading.examples, predictions)
         for line in scores.undefined(path.name):
             progress.note(line)
@@ -113,28 +128,6 @@ def _baselines(model: TaskModel, task: Task[Any], reading: Reading[Any], progres
         return []  # baselines are optional: the score is valid without them
     few = len(train.examples) <= _FEW_EXAMPLES
     return list(measure_baselines(task, train.examples, reading.examples, progress.note)) if few else []
-
-
-def _predict(
-    model: TaskModel, task: Task[Any], reading: Reading[Any], precision: str, progress: Progress
-) -> tuple[list[dict[str, Any]], float]:
-    """The predictions, and the mean loss in nats."""
-    features = task.encode(reading.examples, model.text, labeled=True)
-    for line in features.notes:
-        progress.note(line)
-    unknown = UnknownTokens(model.tokenizer)
-    unknown.add_ids(features.input_ids.values)
-    unknown.report(progress.note, warning_to(progress))
-    device = next(model.objective.parameters()).device
-    tokens = len(features) * task.config.sequence_length
-    resolved = resolve_precision(precision, device, model.objective.encoder.config, tokens).name
-    progress.start("evaluating", len(features), "rows")
-    try:
-        outputs, loss = outputs_of(model.objective, task.name, features, precision=resolved, progress=progress)
-    finally:
-        progress.finish()
-    refuse_non_finite(task.name, outputs, loss, hint="fine-tune again with a lower optimizer.learning_rate")
-    return task.predict(reading.examples, features, outputs), loss
 
 
 def _readings(task: Task[Any], record: Mapping[str, Any], data: Path) -> list[tuple[str, str, Path, Reading[Any]]]:

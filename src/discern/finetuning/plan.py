@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 from discern.config.resolve import resolve
-from discern.config.schema import Section
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.data.tokenizer.unknown import UnknownTokens
 from discern.errors import ConfigError
 from discern.finetuning.data import HELD_OUT, TaskData, TaskFiles, find_files, read_task
 from discern.finetuning.settings import (
-    FilesConfig,
     FinetuneConfig,
     Recipe,
     fit_length,
@@ -22,12 +20,12 @@ from discern.finetuning.settings import (
     load_finetune_config,
 )
 from discern.model_files.folder import LoadedEncoder, first_layers
+from discern.models.embeddings import Embeddings
 from discern.progress import Progress, warning_to
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, TextEncoder, tag_counts
 from discern.tasks.rows import recognize_layout
-from discern.tasks.supervised import check_frame
 from discern.tasks.tags import resemble_marks
 from discern.training.metrics_log import check_trackers
 from discern.wording import counted
@@ -122,7 +120,11 @@ def resolve_settings(
             f"finetune.layers is {finetune.layers}, but the encoder has {encoder.config.num_layers}",
             hint="give fewer, or leave it out",
         )
-    check_frame(finetune.frame, encoder)
+    if finetune.frame == "cls-last" and isinstance(encoder.embeddings, Embeddings):
+        raise ConfigError(
+            f"finetune.frame 'cls-last' has segments and padding for which encoder '{encoder.config.encoder}' has no tables",
+            hint="set finetune.frame=cls-first",
+        )
     for definition in definitions:
         config_of_task = chosen.task_config(definition.name)
         definition.family.check_model(definition, config_of_task, encoder, dropout=finetune.dropout, frame=finetune.frame)
@@ -139,12 +141,8 @@ def resolve_settings(
             notes.append(f"{name}: positions from {loaded.max_length} on were not trained in pre-training")
         elif length > loaded.max_length:
             notes.append(f"{name}: sequence length {loaded.max_length}, which the model was trained on, instead of {length}")
-            chosen = chosen.with_task_values(name, {"sequence_length": loaded.max_length})
+            chosen = chosen.with_values({key: loaded.max_length})
     return ResolvedSettings(files, chosen, notes, resolved.user_set)
-
-
-class _Files(Section):
-    files: FilesConfig = FilesConfig()
 
 
 def own_task(given: Mapping[str, Any], warn: Callable[[str], None]) -> TaskFiles:
@@ -156,16 +154,15 @@ def own_task(given: Mapping[str, Any], warn: Callable[[str], None]) -> TaskFiles
     """
     # The task must be known before the other sections can be resolved.
     section = {key: setting for key, setting in given.items() if key.startswith("files.")}
-    files = resolve(_Files, section).config.files
+    files = resolve(FinetuneConfig, section).config.files
     if files.train is None:
         raise ConfigError(
             "nothing to train on", hint="name a task (--task sst2 --data DIR) or a file (--train FILE --label COLUMN)"
         )
-    splits = {"train": files.train, "dev": files.dev, "test": files.test}
-    paths = {split: path for split, path in splits.items() if path is not None}
+    paths = files.model_dump(include={"train", "dev", "test"}, exclude_none=True)
     predicted = ("test",) if files.test is not None else ()
-    roles = ("text", "pair", "label", "words", "tags", "question", "context", "answer", "start")
-    columns = {role: getattr(files, role) for role in roles if getattr(files, role) is not None}
+    roles = {"text", "pair", "label", "words", "tags", "question", "context", "answer", "start"}
+    columns = files.model_dump(include=roles, exclude_none=True)
     if files.task == "pairs":
         if files.test is not None:
             raise ConfigError(
@@ -228,7 +225,8 @@ def read_rows(
     if config.finetune.few_shot:
         length = f"few examples ({rows}): the encoder is not trained; a linear layer and n-grams are fitted"
         for name, each in data.items():
-            config = config.with_task_values(name, {"pooling": "mean-words", "words": True})
+            prefix = config.task_prefix(name)
+            config = config.with_values({f"{prefix}pooling": "mean-words", f"{prefix}words": True})
             each.task.config = config.task_config(name)
     for line in (*settings.notes, length):
         progress.note(line)
@@ -253,9 +251,9 @@ def _note_data(data: TaskData, text: TextEncoder, progress: Progress) -> None:
     if evaluated < _FEW_EVALUATED:
         ways = ["evaluate on more examples with --dev FILE"] if not data.definition.files else []
         ways += ["hold out more with --set finetune.heldout_fraction=0.3"] if data.dev_name == HELD_OUT else []
+        advice = f"; {', or '.join(ways)}" if ways else ""
         warning_to(progress)(
-            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are "
-            + "; ".join(["unreliable", *([", or ".join(ways)] if ways else [])])
+            f"{name}: the scores come from {counted(evaluated, 'example')} ({data.dev_name}), so they are unreliable{advice}"
         )
     if labels.kind == "tags" and labels.scheme == "none":
         tags = list(tag_counts(data.train.examples))

@@ -11,13 +11,14 @@ import platform
 import shutil
 import statistics
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from discern import __version__
-from discern.config.layers import parse_toml
+from discern.config.layers import leaves, parse_toml
 from discern.config.schema import flatten, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
@@ -163,7 +164,7 @@ def _differences(out: Path, record: Mapping[str, Any], plan: FinetunePlan) -> li
     old, now = read_finetuned(out), json.loads(json.dumps(record))
     earlier = parse_toml(read_text(out / CONFIG_FILE, hint="copy the file back, or choose another --out"), str(out / CONFIG_FILE))
     settings = parse_toml(to_toml(plan.config), CONFIG_FILE)
-    before, after = ({**_identity(old), **_leaves(earlier)}, {**_identity(now), **_leaves(settings)})
+    before, after = (_identity(old) | dict(leaves(earlier)), _identity(now) | dict(leaves(settings)))
     # A split that is not read this time may be read the next time. Files may be moved: their examples are compared.
     ignored = {key for key in before.keys() ^ after.keys() if key.startswith("the examples of ")}
     ignored |= {"files.train", "files.dev", "files.test"}
@@ -185,26 +186,11 @@ def _identity(record: Mapping[str, Any]) -> dict[str, Any]:
     return identity
 
 
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """The values of nested tables, by dotted key."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        leaves |= _leaves(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value}
-    return leaves
-
-
 # Of more examples, the interval of a score is narrower than the differences between seeds.
 _MAX_EXAMPLES = 5000
 
 
-def summarize(
-    out: Path,
-    data: Mapping[str, TaskData],
-    config: Any,
-    model: str,
-    seeds: Sequence[int],
-    baselines: Mapping[str, Sequence[BaselineScore]],
-) -> dict[str, Any]:
+def summarize(plan: FinetunePlan, seeds: Sequence[int], baselines: Mapping[str, Sequence[BaselineScore]]) -> dict[str, Any]:
     """The contents of results.json: the metrics of one task, or those of several tasks under `tasks` with their mean headline.
 
     `selected_on` names the split whose scores selected the weights (finetune.keep=best) or the learning rate
@@ -217,12 +203,12 @@ def summarize(
     Args:
         baselines: baselines of each task.
     """
-    scores = {seed: read_scores(seed_folder(out, seed)) for seed in seeds}
+    config, scores = plan.config, {seed: read_scores(seed_folder(plan.out, seed)) for seed in seeds}
     kept = config.finetune.keep == "best" and config.train.evaluate_every_steps > 0
     tasks = {}
-    for name, task in data.items():
-        tasks[name] = _of_task(out, task, scores, baselines.get(name, ()))
-        tasks[name]["selected_on"] = task.dev_name if kept or config.finetune.rate_search else None
+    for name, data in plan.data.items():
+        tasks[name] = _of_task(plan.out, data, scores, baselines.get(name, ()))
+        tasks[name]["selected_on"] = data.dev_name if kept or config.finetune.rate_search else None
     headline = next(iter(tasks.values())) if len(tasks) == 1 else _of_several(tasks, scores)
     values = dict(zip(seeds, headline["scores"], strict=True))
     best = max(seeds, key=lambda seed: (float("-inf") if values[seed] is None else values[seed], -seed))
@@ -233,7 +219,7 @@ def summarize(
         "best_seed": best,
         "passes": scores[best]["passes"],
         "kept_step": scores[best]["kept_step"],
-        "model": model,
+        "model": plan.loaded.description,
         "seeds": list(seeds),
         "seconds": round(sum(record["seconds"] for record in scores.values()), 1),
         "padding_fraction": round(statistics.fmean(padding), 4),
@@ -347,5 +333,5 @@ def compare(
         "baselines": {baseline.name: baseline.record() for baseline in baselines},
         "best_baseline": None if best is None else best.name,
         "beats_baselines": None if comparison is None else comparison.verdict == "better",
-        "comparison": None if comparison is None else comparison.record(),
+        "comparison": None if comparison is None else asdict(comparison),
     }

@@ -170,7 +170,7 @@ def train_seeds(plan: FinetunePlan, ranks: Ranks, progress: Progress) -> dict[st
         if earlier:
             seeds_of, them = ("seed", "it") if len(earlier) == 1 else ("seeds", "them")
             progress.note(f"{plan.out} already holds {seeds_of} {', '.join(map(str, earlier))}; the results include {them}")
-        results = summarize(plan.out, plan.data, plan.config, plan.loaded.description, sorted({*requested, *earlier}), baselines)
+        results = summarize(plan, sorted({*requested, *earlier}), baselines)
         results |= {"debug": plan.debug, **({"rate_search": search} if search else {})}
         if ranks.writes:
             write_json(plan.out / RESULTS_FILE, results)
@@ -244,7 +244,11 @@ def run_seed(plan: FinetunePlan, seed: int, ranks: Ranks, progress: Progress, st
         trained = train_network(plan, draw, attempt, f"seed {seed}", ranks, progress, stop)
         kept_step = trained.state.step
         if plan.config.finetune.keep == "best" and trained.diverged is None:
-            kept_step = _take_best(attempt, trained, progress)
+            best = checkpoint.load_newest(attempt / "best", progress.note) if (attempt / "best").is_dir() else None
+            if best is not None:
+                checkpoint.load_model_tensors(trained.objective, best.weights, str(attempt))
+                kept_step = best.step
+                progress.note(f"kept the weights of step {kept_step:,} of {trained.state.step:,}")
             ranks.barrier()  # rank 0 removes the best weights at the end
         scores = {"kept_step": kept_step} | evaluate(plan, trained, folder, progress, writes=ranks.writes)
         reason = scores.get("failure") or "; ".join(scores.get("failures", {}).values())
@@ -367,17 +371,7 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
     )
 
 
-# ---- Choose the weights, evaluate, write ----
-
-
-def _take_best(folder: Path, trained: TrainedNetwork, progress: Progress) -> int:
-    """Take the best weights, and return their step."""
-    contents = checkpoint.load_newest(folder / "best", progress.note) if (folder / "best").is_dir() else None
-    if contents is None:
-        return trained.state.step
-    checkpoint.load_model_tensors(trained.objective, contents.weights, str(folder))
-    progress.note(f"kept the weights of step {contents.step:,} of {trained.state.step:,}")
-    return contents.step
+# ---- Evaluate, write ----
 
 
 def evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progress: Progress, *, writes: bool) -> dict[str, Any]:
@@ -474,9 +468,9 @@ def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | 
                 if folder is not None:
                     write_lines(folder / f"mistakes-{name}.jsonl", task.mistakes(split.examples, predictions))
         scores["tasks"][name] = entry
-        for split_name in data.unlabeled if folder is not None else ():
-            assert folder is not None
-            write_lines(predictions_file(folder, name, split_name), predict_split(objective, data, split_name)[0])
+        if folder is not None:
+            for split_name in data.unlabeled:
+                write_lines(predictions_file(folder, name, split_name), predict_split(objective, data, split_name)[0])
     return scores
 
 

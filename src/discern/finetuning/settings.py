@@ -13,7 +13,7 @@ from pydantic import Field, create_model
 
 from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
 from discern.config.resolve import Resolved, resolve
-from discern.config.schema import Section
+from discern.config.schema import Section, nest
 from discern.errors import ConfigError
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
@@ -25,13 +25,9 @@ from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_ba
 from discern.training.schedule import overlap
 
 Recipe = Literal["auto", "paper", "google"]
-# Clark et al. 2020, table 7, by maximum hidden size; the released code differs for the small model only.
-_RATES: dict[str, tuple[tuple[int, float], ...]] = {
-    "auto": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
-    "paper": ((256, 3e-4), (768, 1e-4), (1_000_000, 5e-5)),
-    "google": ((256, 1e-4), (768, 1e-4), (1_000_000, 5e-5)),
-}
-_LAYER_DECAYS = ((768, 0.8), (1_000_000, 0.9))
+# Clark et al. 2020, table 7; the released code differs for the small model only.
+_RATES = {"small": 3e-4, "base": 1e-4, "large": 5e-5}
+_GOOGLE_RATES = _RATES | {"small": 1e-4}
 # At the paper's rates, networks smaller than the paper's learn too slowly (benchmarks/records, "recipe", section 15), or end up
 # predicting the majority class ("tasks").
 _SMALLER = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
@@ -177,20 +173,14 @@ class FinetuneConfig(Section):
 
     def with_values(self, values: Mapping[str, Any]) -> FinetuneConfig:
         """The configuration with other values, by dotted key."""
-        sections: dict[str, dict[str, Any]] = {}
-        for key, value in values.items():
-            section, _, name = key.partition(".")
-            sections.setdefault(section, {})[name] = value
-        return self.model_copy(
-            update={section: getattr(self, section).model_copy(update=update) for section, update in sections.items()}
-        )
 
-    def with_task_values(self, name: str, values: Mapping[str, Any]) -> FinetuneConfig:
-        """The configuration with other values of settings of a task."""
-        several = getattr(self, "tasks", None)
-        if several is None:
-            return self.with_values({f"task.{key}": value for key, value in values.items()})
-        return self.with_values({f"tasks.{name}": self.task_config(name).model_copy(update=dict(values))})
+        def updated(section: Any, tree: Mapping[str, Any]) -> Any:
+            update = {
+                name: updated(getattr(section, name), value) if isinstance(value, dict) else value for name, value in tree.items()
+            }
+            return section.model_copy(update=update)
+
+        return cast(FinetuneConfig, updated(self, nest(values)))
 
 
 def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
@@ -263,8 +253,8 @@ def _defaults(
     size = "small" if width <= 256 else "base" if width <= 768 else "large"
     values: dict[str, object] = {
         "finetune.recipe": recipe,
-        "optimizer.learning_rate": next(rate for widest, rate in _RATES[recipe] if width <= widest),
-        "optimizer.layer_decay": next(decay for widest, decay in _LAYER_DECAYS if width <= widest),
+        "optimizer.learning_rate": (_GOOGLE_RATES if recipe == "google" else _RATES)[size],
+        "optimizer.layer_decay": 0.9 if size == "large" else 0.8,
         "optimizer.weight_decay": 0.0,
         "train.sequences_per_step": 32,
         "train.evaluate_every_steps": 0,
@@ -285,41 +275,39 @@ def _defaults(
             "optimizer.layer_decay_gap": True,
             "finetune.reduction": "sum",
         }
-    origin = Origin("preset", f"recipe {recipe}, {size}")
-    layer = {key: Setting(value, origin) for key, value in values.items()}
+    layer: Settings = {}
 
-    def set_of_task(definition: Definition[Any], name: str, value: object, origin: str) -> None:
-        key = f"task.{name}" if len(definitions) == 1 else f"tasks.{definition.name}.{name}"
-        layer[key] = Setting(value, Origin("preset", origin))
+    def suggest(origin: str, values: Mapping[str, object]) -> None:
+        layer.update({key: Setting(value, Origin("preset", origin)) for key, value in values.items()})
 
+    suggest(f"recipe {recipe}, {size}", values)
+    alone = len(definitions) == 1
     for definition in definitions:
-        name, settings = definition.name, definition.family.Config
-        for key, value in definition.defaults.items():
-            if key.startswith("task."):
-                set_of_task(definition, key.removeprefix("task."), value, f"task {name}")
-            elif len(definitions) == 1:  # several tasks share one training
-                layer[key] = Setting(value, Origin("preset", f"task {name}"))
+        name, kind = definition.name, definition.family.Config
+        prefix = "task." if alone else f"tasks.{name}."
+        defaults = {
+            key.replace("task.", prefix): value
+            for key, value in definition.defaults.items()
+            if alone or key.startswith("task.")  # several tasks share one training
+        }
+        suggest(f"task {name}", defaults)
         if recipe == "google" and name in _SWAPPED:
-            set_of_task(definition, "swap_pairs", True, f"recipe {recipe}")
-        if issubclass(settings, ClassificationConfig):
+            suggest(f"recipe {recipe}", {f"{prefix}swap_pairs": True})
+        if issubclass(kind, ClassificationConfig):
             if recipe != "auto":
-                set_of_task(definition, "pooling", "cls", f"recipe {recipe}")
+                suggest(f"recipe {recipe}", {f"{prefix}pooling": "cls"})
             elif fitted and model.smaller_than_electra_small:
-                set_of_task(definition, "pooling", "pair", f"recipe {recipe}, {size}")
-                set_of_task(definition, "words", True, f"recipe {recipe}, {size}")
-    for key, value in encoder.fine_tuning.items():
-        section, _, name = key.partition(".")
-        if section == "finetune":
-            layer[key] = Setting(value, Origin("preset", f"encoder {encoder.__name__}"))
-        for definition in definitions:
-            if section == definition.family.family or (
-                section == "questions" and issubclass(definition.family.Config, QuestionConfig)
-            ):
-                set_of_task(definition, name, value, f"encoder {encoder.__name__}")
-    # A recipe that was asked for determines the head of answers, whatever the encoder.
-    for definition in definitions:
-        if recipe != "auto" and issubclass(definition.family.Config, QuestionConfig):
-            set_of_task(definition, "head", "joint", f"recipe {recipe}")
+                suggest(f"recipe {recipe}, {size}", {f"{prefix}pooling": "pair", f"{prefix}words": True})
+        answers = issubclass(kind, QuestionConfig)
+        for key, value in encoder.fine_tuning.items():
+            section, _, setting = key.partition(".")
+            if section == "finetune":
+                suggest(f"encoder {encoder.__name__}", {key: value})
+            elif section == definition.family.family or (section == "questions" and answers):
+                suggest(f"encoder {encoder.__name__}", {f"{prefix}{setting}": value})
+        # A recipe that was asked for determines the head of answers, whatever the encoder.
+        if recipe != "auto" and answers:
+            suggest(f"recipe {recipe}", {f"{prefix}head": "joint"})
     return layer
 
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
-from discern.tasks.base import TaskHead
+from discern.tasks.base import LossAndOutputs, TaskHead
 from discern.tasks.features import TaskRows
 from discern.types import TokenBatch
 
@@ -52,9 +52,7 @@ class JointHead(TaskHead):
             self.answerable_inner = nn.Linear(2 * hidden_size, _INNER)
             self.answerable = nn.Linear(_INNER, 1)
 
-    def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         start_logits = _masked(self.start(hidden).squeeze(-1), allowed)
         # The layer of a pair is the sum of a layer of each, so only that sum is computed for all pairs of positions.
@@ -108,9 +106,7 @@ class SpanHead(TaskHead):
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, 2)
 
-    def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         allowed = allowed_positions(tokens.attention_mask, tokens.token_type_ids)
         states = hidden if self.inner is None else self.inner(hidden)
         start_logits, end_logits = (_masked(logits, allowed) for logits in self.output(self.dropout(states)).unbind(-1))

@@ -33,9 +33,14 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 Outputs = Sequence[Mapping[str, NDArray[np.float32]]]
 """Outputs of a network for each row, by name. Those per token may be longer than the row."""
+LossAndOutputs = tuple[Tensor | None, dict[str, Tensor]]
+"""The loss of a head, or None without targets, and its outputs by name."""
 Prediction = dict[str, Any]
 """Prediction for one example, as written to a file of predictions; `id` is the id of the example."""
 
+
+# Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
+_BLOCK = 10_000
 
 # A class, a number (regression), several classes at once, or unknown.
 Label = str | float | tuple[str, ...] | None
@@ -193,9 +198,10 @@ class TextEncoder:
     tokenizer: Tokenizer
     special: SpecialTokens
 
-    def ids(self, texts: Sequence[str]) -> list[list[int]]:
+    def ids(self, texts: Sequence[str]) -> Iterator[list[int]]:
         """Token ids of each text, without special tokens."""
-        return [encoding.ids for encoding in encode_texts(self.tokenizer, texts, ids_only=True)]
+        for start in range(0, len(texts), _BLOCK):
+            yield from (encoding.ids for encoding in encode_texts(self.tokenizer, texts[start : start + _BLOCK], ids_only=True))
 
 
 class TaskHead(nn.Module, abc.ABC):
@@ -221,9 +227,7 @@ class TaskHead(nn.Module, abc.ABC):
         return torch.cat([hidden, F.layer_norm(words, words.shape[-1:]).to(hidden.dtype)], -1)
 
     @abc.abstractmethod
-    def forward(
-        self, hidden: Float[Tensor, "R L W"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L W"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         """Compute the loss and the outputs for the rows of this task.
 
         Values that are not finite are taken as the sign of a network that diverged.
@@ -397,9 +401,8 @@ class Layout:
         """The columns in words, such as "columns: text = 'review', label = 'stars'"."""
         several = "several labels" + (f", separated by '{self.separator}'" if self.separator is not None else "")
         kind = {"number": " (a number)", "labels": f" ({several})"}.get(self.kind, "")
-        if self.format == "conll":
-            return "columns: " + ", ".join(f"{role} = {names[0]}" for role, names in self.columns.items())
-        return "columns: " + ", ".join(f"{role} = '{names[0]}'" for role, names in self.columns.items()) + kind
+        quote = "" if self.format == "conll" else "'"  # a number needs none
+        return "columns: " + ", ".join(f"{role} = {quote}{names[0]}{quote}" for role, names in self.columns.items()) + kind
 
 
 @dataclass(frozen=True)

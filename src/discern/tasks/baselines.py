@@ -110,12 +110,15 @@ def measure_baselines(
         yield BaselineScore(baseline.name, baseline.title, metrics, len(train), predictions)
 
 
-def sample(examples: Sequence[E], count: int) -> Sequence[E]:
-    """A random but reproducible sample of `count` examples, at least one, in their order; all of them if there are no more."""
+def sample(examples: Sequence[E], count: int, purpose: str = "baseline rows") -> Sequence[E]:
+    """A random sample of `count` examples, at least one, in their order; all of them if there are no more.
+
+    Samples for one purpose are reproducible.
+    """
     size = len(examples)
     if size <= count:
         return examples
-    rows = np.sort(permute(np.arange(max(1, count)), size, derive_key("baseline rows", size)))
+    rows = np.sort(permute(np.arange(max(1, count)), size, derive_key(purpose, size)))
     return [examples[row] for row in rows]
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ from discern.tasks.base import (
     Definition,
     Labels,
     Layout,
+    LossAndOutputs,
     Outputs,
     Prediction,
     Reading,
@@ -37,16 +38,12 @@ from discern.tasks.base import (
     TextEncoder,
     label_counts,
 )
+from discern.tasks.baselines import Baseline, text_baselines
 from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics import class_scores, label_set_scores, number_scores
 from discern.tasks.rows import read_texts, text_rows
 from discern.types import TokenBatch
 
-if TYPE_CHECKING:
-    from discern.tasks.baselines import Baseline
-
-# Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
-_BLOCK = 10_000
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"summary": torch.tanh, "dense": F.gelu}
 # Key of what is predicted, by the kind of the labels.
 _PREDICTED = {"single": "label", "multi": "labels", "number": "score"}
@@ -120,9 +117,7 @@ class ClassificationHead(TaskHead):
         self.ngrams = NGrams(outputs, pairs=labels.pairs) if settings.words and labels.names else None
         self.register_buffer("weights", torch.tensor(labels.weights or (1.0,) * outputs), persistent=False)
 
-    def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         if self.pair is not None:
             state = self.pair(hidden, tokens)
         else:
@@ -210,15 +205,12 @@ class Classification(Task[ClassificationExample]):
         return (*examples, *swapped)
 
     def encode(self, examples: Sequence[ClassificationExample], text: TextEncoder, *, labeled: bool) -> Features:
-        rows: list[tuple[NDArray[np.int32], NDArray[np.uint8], bool]] = []
         length = self.config.sequence_length
-        for start in range(0, len(examples), _BLOCK):
-            block = examples[start : start + _BLOCK]
-            firsts, seconds = text.ids([example.text for example in block]), text.ids([example.pair or "" for example in block])
-            rows += [
-                frame_texts(first, None if example.pair is None else second, text, length)
-                for example, first, second in zip(block, firsts, seconds, strict=True)
-            ]
+        firsts, seconds = text.ids([example.text for example in examples]), text.ids([example.pair or "" for example in examples])
+        rows = [
+            frame_texts(first, None if example.pair is None else second, text, length)
+            for example, first, second in zip(examples, firsts, seconds, strict=True)
+        ]
         cut = sum(was_cut for _, _, was_cut in rows)
         return Features(
             Ragged.of(ids for ids, _, _ in rows),
@@ -267,7 +259,7 @@ class Classification(Task[ClassificationExample]):
             return number_scores(gold, predicted, self.metrics)
         if self.labels.kind == "multi":
             return label_set_scores(gold, predicted, self.metrics)
-        positive = self.labels.names[1] if len(self.labels.names) == 2 else None
+        positive = self.labels.names[1] if len(self.labels.names) == 2 else "1"
         return class_scores(gold, predicted, self.metrics, positive)
 
     def metric_terms(
@@ -320,8 +312,6 @@ class Classification(Task[ClassificationExample]):
         return f"every prediction is {predicted.pop()}"
 
     def baselines(self) -> Sequence[Baseline[ClassificationExample]]:
-        from discern.tasks.baselines import text_baselines
-
         return text_baselines(self.labels)
 
 

@@ -24,6 +24,7 @@ from discern.tasks.base import (
     Definition,
     Labels,
     Layout,
+    LossAndOutputs,
     Outputs,
     Prediction,
     Reading,
@@ -50,7 +51,6 @@ _ROWS_PER_STEP = 64
 _MIN_STEPS = 150
 # Of texts alone, whose two vectors differ by nothing else. Gao et al. 2021, "SimCSE", table 2: 0.1 is best.
 _DROPOUT = 0.1
-_BLOCK = 10_000  # texts that are tokenized at a time
 _TFIDF_FEATURES = 100_000
 
 
@@ -110,9 +110,7 @@ class VectorHead(TaskHead):
             hidden, mask = hidden[:, 1:-1], mask[:, 2:]  # a row is [CLS] text [SEP]: the token after a token of the text is real
         return mean_state(hidden, mask).float()
 
-    def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         return None, {"vectors": self.pooled(hidden, tokens.attention_mask)[:, None].detach()}
 
 
@@ -181,10 +179,9 @@ class Contrastive(Task[TextGroup]):
         texts = [content for example in examples for content in example.texts]
         max_tokens, num_cut = self.config.sequence_length - 2, 0
         framed: list[NDArray[np.int32]] = []
-        for start in range(0, len(texts), _BLOCK):
-            for tokens in text.ids(texts[start : start + _BLOCK]):
-                num_cut += len(tokens) > max_tokens
-                framed.append(np.array([text.special.cls, *tokens[:max_tokens], text.special.sep], np.int32))
+        for tokens in text.ids(texts):
+            num_cut += len(tokens) > max_tokens
+            framed.append(np.array([text.special.cls, *tokens[:max_tokens], text.special.sep], np.int32))
         notes = (f"{num_cut:,} of {len(texts):,} texts were cut to {self.config.sequence_length} tokens",) if num_cut else ()
 
         # A row has the texts of an example; the segment of a token is the number of its text.

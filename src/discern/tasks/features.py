@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any, cast
 
 import numpy as np
@@ -86,6 +87,45 @@ class Features:
 
     def __len__(self) -> int:
         return len(self.input_ids)
+
+
+def cut_windows(bounds: NDArray[np.int64], room: int, overlap: int) -> list[tuple[int, int, int, int]]:
+    """Split a text into windows of whole words, each as long as possible.
+
+    The context of a word in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
+    earlier ones. Every word is predicted in the window where it has the most context; windows that predict none are left out.
+    Reference: BERT, run_squad.py, `_check_is_max_context`.
+
+    Args:
+        bounds: (W + 1,) first token of each word, and the end of the last; no word has more than `room` tokens.
+        room: number of tokens in a window.
+        overlap: number of tokens that consecutive windows should share; whole words only, and less if the next word needs the
+            room.
+
+    Returns:
+        Start and stop of each window, and of the words that are predicted in it. A text without words is one window.
+    """
+    num_words = len(bounds) - 1
+    most_context = np.full(num_words, -1.0)
+    window_of_word = np.zeros(num_words, np.int64)
+    windows: list[tuple[int, int]] = []
+    start, stop = 0, -1
+    while stop < num_words:
+        stop = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
+        inside = bounds[start : stop + 1]
+        # BERT's script adds 0.01 times the length of the window.
+        context = np.minimum(inside[:-1] - inside[0], inside[-1] - inside[1:]) + 0.01 * (inside[-1] - inside[0])
+        better = start + np.flatnonzero(context > most_context[start:stop])
+        most_context[better] = context[better - start]
+        window_of_word[better] = len(windows)
+        windows.append((start, stop))
+        if stop < num_words:
+            # The next window repeats the last words of this one, but not so many that its first new word has no room.
+            start = int(np.searchsorted(bounds, max(bounds[stop] - overlap, bounds[stop + 1] - room)))
+    # From left to right, each window overtakes the one before it once: so the words that a window predicts are contiguous.
+    edges = np.searchsorted(window_of_word, np.arange(len(windows) + 1)).tolist()
+    predicted = zip(windows, pairwise(edges), strict=True)
+    return [(*window, *words) for window, words in predicted if words[0] < words[1] or not num_words]
 
 
 @dataclass(frozen=True)

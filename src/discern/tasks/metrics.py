@@ -41,18 +41,17 @@ Similarity = Callable[[str, str], float]
 
 
 def class_scores(
-    gold: Sequence[str], predicted: Sequence[str], names: Sequence[str] = ("accuracy", "macro_f1"), positive: str | None = None
+    gold: Sequence[str], predicted: Sequence[str], names: Sequence[str] = ("accuracy", "macro_f1"), positive: str = "1"
 ) -> Scores:
     """Metrics of single-label classification.
 
     Args:
         names: any of `accuracy`, `f1` (of the class `positive`), `macro_f1` (mean over the classes that occur), `matthews`.
-        positive: positive class of `f1`, "1" by default.
+        positive: positive class of `f1`.
 
     Raises:
         ConfigError: a metric does not exist.
     """
-    positive = positive or "1"
     truth, guess = np.array(gold, str), np.array(predicted, str)
     classes = np.unique([truth, guess])[:, None]
     metrics = {
@@ -302,21 +301,15 @@ class PairedDifference:
     Attributes:
         metric: the metric that decides; for answers F1, not the headline metric.
         difference: model - baseline.
-        low, high: its interval.
+        interval: its lower and its upper limit.
         verdict: 'better' if the interval is above 0 and no metric that is published together with this one is lower; 'worse' if
             it is below 0.
     """
 
     metric: str
     difference: float
-    low: float
-    high: float
+    interval: list[float]
     verdict: Verdict
-
-    def record(self) -> dict[str, Any]:
-        """The difference as JSON values."""
-        interval = [self.low, self.high]
-        return {"metric": self.metric, "difference": self.difference, "interval": interval, "verdict": self.verdict}
 
 
 def interval(task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction]) -> tuple[float, float]:
@@ -355,7 +348,7 @@ def paired(
         low, high = np.quantile(one - other, _LEVELS).tolist()
     nowhere_lower = all(model[name] >= baseline[name] for name in others)
     verdict: Verdict = "worse" if high < 0 else "better" if low > 0 and nowhere_lower else "undecided"
-    return PairedDifference(metric, model[metric] - baseline[metric], low, high, verdict)
+    return PairedDifference(metric, model[metric] - baseline[metric], [low, high], verdict)
 
 
 def _is_fraction(terms: NDArray[np.float64] | None) -> TypeGuard[NDArray[np.float64]]:

@@ -35,9 +35,9 @@ from discern.tasks.base import (
     TaskHead,
     TextEncoder,
 )
-from discern.tasks.baselines import Baseline
-from discern.tasks.features import Column, Features, Ragged
-from discern.tasks.metrics import CMRC, SQUAD1, SQUAD2, Similarity, best_similarities, squad2_scores
+from discern.tasks.baselines import Baseline, answer_baselines
+from discern.tasks.features import Column, Features, Ragged, cut_windows
+from discern.tasks.metrics import CMRC, SQUAD1, Similarity, best_similarities, squad2_scores
 from discern.tasks.readers.questions import FORMATS
 from discern.tasks.rows import question_rows, read_rows
 
@@ -124,26 +124,6 @@ def located_tokens(texts: Sequence[str], encoder: TextEncoder) -> list[LocatedTo
     return located
 
 
-def cut_windows(tokens: int, length: int, stride: int) -> list[list[int]]:
-    """The windows of a context, up to the first that reaches its end. A context without tokens has one empty window.
-
-    The context of a token in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
-    earlier ones.
-    Reference: BERT, run_squad.py, `_check_is_max_context`.
-
-    Returns:
-        Start and stop of each window, and of the tokens that have most context in it: `[start, stop, best_start, best_stop]`.
-    """
-    starts = np.arange(0, max(tokens - length, 0) + stride, stride)
-    stops = np.minimum(starts + length, tokens)
-    positions = np.arange(tokens)
-    around = np.minimum(positions - starts[:, None], stops[:, None] - 1 - positions)
-    context = np.where(around >= 0, around + 0.01 * (stops - starts)[:, None], -1.0)
-    # From left to right, each window overtakes the one before it once: so the tokens that a window wins are contiguous.
-    bounds = np.searchsorted(context.argmax(0), np.arange(len(starts) + 1))
-    return np.transpose([starts, stops, bounds[:-1], bounds[1:]]).tolist()  # type: ignore[no-any-return]
-
-
 class Window(NamedTuple):
     """The window of a context in a row `[CLS] question [SEP] window [SEP]`.
 
@@ -219,7 +199,7 @@ class Questions(Task[QuestionExample]):
     has_impossible: ClassVar[bool] = False
     """Whether a question may have no answer in its context; it is then scored as in SQuAD 2.0."""
     similarities: ClassVar[Mapping[str, Similarity]] = SQUAD1
-    """How an answer is compared with a gold answer, for `exact_match` and `f1`."""
+    """How an answer is compared with a gold answer, for `exact_match` and `f1`, if every question has an answer."""
 
     @classmethod
     def learn(cls, train: Reading[QuestionExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
@@ -285,7 +265,7 @@ class Questions(Task[QuestionExample]):
                 # Windows overlap by `max_answer_length` tokens, so that every answer up to that length is whole in at least one
                 # of them; windows that are too short for that overlap by half.
                 stride = min(config.doc_stride, max(window_length - config.max_answer_length, window_length // 2, 1))
-                windows = cut_windows(len(context.ids), window_length, stride)
+                windows = cut_windows(np.arange(len(context.ids) + 1), window_length, window_length - stride)
 
                 # Of several answers the first is learned; the metric accepts any of them.
                 first, last = context.cover(example.answers[0]) if example.answers else (0, -1)
@@ -408,8 +388,6 @@ class Questions(Task[QuestionExample]):
         return f"every answer is '{answer}'" if answer else "every answer is empty"
 
     def baselines(self) -> Sequence[Baseline[QuestionExample]]:
-        from discern.tasks.baselines import answer_baselines
-
         return answer_baselines(threshold=self.config.threshold, has_impossible=self.has_impossible)
 
 
@@ -427,4 +405,3 @@ class Squad2Questions(Questions):
 
     family = "squad2"
     has_impossible = True
-    similarities = SQUAD2

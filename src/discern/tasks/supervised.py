@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import ConfigError, NumericsError
 from discern.models.base import Encoder, Network
-from discern.models.embeddings import Embeddings
 from discern.models.heads import PredictionLayers
 from discern.models.initialization import truncated_normal
 from discern.objectives.base import Evaluator, Objective
@@ -255,15 +254,6 @@ def _select(tokens: TaskBatch, rows: Int[Tensor, "R"]) -> TokenBatch:
 
 
 _CLS_SEGMENT, _PADDING_SEGMENT = 2, 3
-
-
-def check_frame(frame: FrameName, encoder: Encoder) -> None:
-    """Raise a ConfigError if the encoder cannot read this framing."""
-    if frame == "cls-last" and isinstance(encoder.embeddings, Embeddings):
-        raise ConfigError(
-            f"finetune.frame 'cls-last' has segments and padding for which encoder '{encoder.config.encoder}' has no tables",
-            hint="set finetune.frame=cls-first",
-        )
 
 
 def cls_last_states(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -25,6 +25,7 @@ from discern.tasks.base import (
     Definition,
     Labels,
     Layout,
+    LossAndOutputs,
     Outputs,
     Prediction,
     Reading,
@@ -36,15 +37,13 @@ from discern.tasks.base import (
     TextEncoder,
     tag_counts,
 )
-from discern.tasks.features import IGNORED, Features, Ragged, TaskRows
+from discern.tasks.baselines import Baseline, tag_baselines
+from discern.tasks.features import IGNORED, Features, Ragged, TaskRows, cut_windows
 from discern.tasks.metrics import span_scores, tag_accuracy
 from discern.tasks.rows import read_tags, tagging_rows
 from discern.tasks.tags import Scheme, convert, detect_scheme, is_span_tag, join_tag, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
 from discern.wording import counted
-
-if TYPE_CHECKING:
-    from discern.tasks.baselines import Baseline
 
 _TAG_COLUMN = "--tags COLUMN"
 NO_WORD = -1
@@ -80,9 +79,7 @@ class TaggingHead(TaskHead):
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(hidden_size, num_tags)
 
-    def forward(
-        self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows
-    ) -> tuple[Tensor | None, dict[str, Tensor]]:
+    def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
         states = hidden if self.inner is None else self.inner(hidden)
         logits = self.output(self.dropout(states)).float()
         loss = None
@@ -194,12 +191,13 @@ class Tagging(Task[TaggingExample]):
             pieces = [ids[:room] or [text.special.unk] for ids in pieces]
             bounds = np.cumsum([0, *map(len, pieces)])
             tokens = list(chain.from_iterable(pieces))
-            windows = cut_sentence(bounds, room, self.config.overlap)
+            windows = cut_windows(bounds, room, min(self.config.overlap, room // 2))
             windows_per_sentence.append(len(windows))
-            for start, stop, predicted in windows:
+            for start, stop, *predicted in windows:
                 rows.append([text.special.cls, *tokens[bounds[start] : bounds[stop]], text.special.sep])
                 word_of_token = np.full(len(rows[-1]), NO_WORD, np.int32)
-                word_of_token[1 + bounds[predicted] - bounds[start]] = predicted
+                words_here = np.arange(*predicted)
+                word_of_token[1 + bounds[words_here] - bounds[start]] = words_here
                 word_indices.append(word_of_token)
             if labeled:
                 tags = convert(example.tags or (), "bioes" if self._marks_spans else "none")
@@ -298,47 +296,7 @@ class Tagging(Task[TaggingExample]):
         return "no span is predicted: every word is O" if self._marks_spans and tag == "O" else f"every word is {tag}"
 
     def baselines(self) -> Sequence[Baseline[TaggingExample]]:
-        from discern.tasks.baselines import tag_baselines
-
         return tag_baselines(self.labels)
-
-
-def cut_sentence(bounds: NDArray[np.int64], room: int, overlap: int) -> list[tuple[int, int, NDArray[np.int64]]]:
-    """Split a sentence into windows of whole words, each as long as possible.
-
-    The context of a word in a window is the smaller number of tokens on its two sides; ties go to longer windows, then to
-    earlier ones. Every word is predicted in the window where it has the most context; windows that predict none are left out.
-    Reference: BERT, run_squad.py, `_check_is_max_context`.
-
-    Args:
-        bounds: (W + 1,) first token of each word, and the end of the last; no word has more than `room` tokens.
-        room: number of tokens in a window.
-        overlap: number of tokens that consecutive windows should share; at most half a window, whole words only, and less if
-            the next word needs the room.
-
-    Returns:
-        For each window its first word, the end of its last word, and the indices of the words that are predicted in it.
-    """
-    num_words = len(bounds) - 1
-    most_context = np.full(num_words, -1.0)
-    window_of_word = np.zeros(num_words, np.int64)
-    windows: list[tuple[int, int]] = []
-    start, stop = 0, -1
-    while stop < num_words:
-        stop = int(np.searchsorted(bounds, bounds[start] + room, side="right")) - 1
-        inside = bounds[start : stop + 1]
-        # BERT's script adds 0.01 times the length of the window.
-        context = np.minimum(inside[:-1] - inside[0], inside[-1] - inside[1:]) + 0.01 * (inside[-1] - inside[0])
-        better = start + np.flatnonzero(context > most_context[start:stop])
-        most_context[better] = context[better - start]
-        window_of_word[better] = len(windows)
-        windows.append((start, stop))
-        if stop < num_words:
-            # The next window repeats the last words of this one, but not so many that its first new word has no room.
-            start = int(np.searchsorted(bounds, max(bounds[stop] - min(overlap, room // 2), bounds[stop + 1] - room)))
-    predicted = [np.flatnonzero(window_of_word == number) for number in range(len(windows))]
-    # A sentence without words is one window.
-    return [(*window, words) for window, words in zip(windows, predicted, strict=True) if len(words) or not num_words]
 
 
 def _counts(reading: Reading[TaggingExample]) -> dict[str, int]:

@@ -1,22 +1,14 @@
-"""A tokenizer and a network, both small."""
+"""A small tokenizer, and a task that a registered family makes."""
 
 from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterable
-
-import torch
+from typing import Any
 
 from discern.data.tokenizer import bert_wordpiece, prepared, special_tokens
-from discern.models.base import Encoder, build_encoder
-from discern.models.config import build_config
-from discern.models.embeddings import Embeddings
-from discern.models.initialization import initialize
-from discern.tasks.base import TextEncoder
-
-MODEL = build_config(
-    num_layers=1, hidden_size=32, embedding_size=16, num_heads=2, feedforward_size=64, hidden_dropout=0.0, attention_dropout=0.0
-)
+from discern.tasks import families
+from discern.tasks.base import Labels, Task, TextEncoder
 
 
 def text_encoder(*texts: str, words: Iterable[str] = (), lowercase: bool = True) -> TextEncoder:
@@ -29,8 +21,6 @@ def text_encoder(*texts: str, words: Iterable[str] = (), lowercase: bool = True)
     return TextEncoder(tokenizer, special_tokens(tokenizer))
 
 
-def small_encoder(rows: int, seed: int = 0) -> Encoder:
-    """A network of one block over a vocabulary, in training mode."""
-    encoder = build_encoder(Embeddings(rows, MODEL.embedding_size, MODEL), MODEL)
-    initialize(encoder, torch.Generator().manual_seed(seed), MODEL)
-    return encoder
+def task(family: str, labels: Labels, *metrics: str) -> Task[Any]:
+    kind: type[Task[Any]] = families.load(family)
+    return kind("mine", kind.Config(), metrics, labels)
