@@ -40,17 +40,16 @@ def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None
     numbers = range(len(features)) if numbers is None else numbers
     targets = {name: np.asarray(column)[list(numbers)] for name, column in features.targets.items()}
     rows = [_tokens(features, number) for number in numbers]
-    documents = torch.bincount(torch.cat([ngrams.hashes(*row[:2])[0].unique() for row in rows]), minlength=ngrams.buckets)
+    documents = torch.bincount(torch.cat([torch.unique(ngrams.hashes(*row[:2])[0]) for row in rows]), minlength=ngrams.buckets)
     ngrams.frequencies.copy_(torch.where(documents > 0, ((1 + len(rows)) / (1 + documents)).log() + 1, 1.0))
     grams, values, overlaps = zip(*(ngrams.features(*row) for row in rows), strict=True)
-    seen, places = torch.unique(torch.cat(grams, 1), return_inverse=True)
+    seen, places = torch.unique(torch.cat(grams, 1)[0], return_inverse=True)
     lengths = torch.tensor([row.shape[1] for row in grams])
     offsets, weights, overlap = lengths.cumsum(0) - lengths, torch.cat(values, 1)[0].double(), torch.cat(overlaps).double()
 
     def logits(weight: Tensor, bias: Tensor) -> Tensor:
-        ngram_weight, overlap_weight = weight.split([len(seen), overlap.shape[1]])
-        sums = F.embedding_bag(places[0], ngram_weight, offsets, per_sample_weights=weights, mode="sum")
-        return sums + overlap @ overlap_weight + bias
+        sums = F.embedding_bag(places, weight[: len(seen)], offsets, per_sample_weights=weights, mode="sum")
+        return sums + overlap @ weight[len(seen) :] + bias
 
     shape = (len(seen) + overlap.shape[1], len(ngrams.bias))
     weight, bias = _logistic_regression(logits, shape, targets, _INVERSE_REGULARIZATION[0])
