@@ -21,7 +21,7 @@ from discern.tasks.features import IGNORED, Features, Ragged
 _INVERSE_REGULARIZATION = (10.0, 0.03)
 # The logits are scaled by two positive numbers; the logarithms have a normal prior with these means and deviation 1, so that a
 # few held-out examples suffice (benchmarks/records/2026-11-28-small-data.md).
-_PRIOR = (0.3, 1.0)
+_PRIOR = (0.15, 1.0)
 _FOLDS = 5
 
 
