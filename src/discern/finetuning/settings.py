@@ -32,6 +32,8 @@ _GOOGLE_RATES = _RATES | {"small": 1e-4}
 # predicting the majority class ("tasks").
 _SMALLER = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
 _SWAPPED = ("mrpc", "stsb")
+# Ten epochs in the paper, which small networks overfit (benchmarks/records, "small-data").
+_TEN_EPOCHS = ("rte", "stsb")
 # Minimum number of updates: three epochs under-train networks smaller than the paper's (benchmarks/records,
 # "finetune-defaults"), and all networks on small data (Zhang et al. 2021, "Revisiting Few-sample BERT Fine-tuning"; Mosbach et
 # al. 2021).
@@ -291,6 +293,8 @@ def _defaults(
             if alone or key.startswith("task.")  # several tasks share one training
         }
         suggest(f"task {name}", defaults)
+        if alone and name in _TEN_EPOCHS and not (fitted and model.smaller_than_electra_small):
+            suggest(f"task {name}", {"finetune.epochs": 10.0})
         if recipe == "google" and name in _SWAPPED:
             suggest(f"recipe {recipe}", {f"{prefix}swap_pairs": True})
         if issubclass(kind, ClassificationConfig):

@@ -34,7 +34,6 @@ def _glue(
     metrics: tuple[str, ...] = ("accuracy",),
     *,
     header: tuple[str, ...] = (),
-    epochs: float | None = None,
     **splits: tuple[str, ...],
 ) -> Definition[Any]:
     """A task of GLUE: TSV files in which a quotation mark is text, whose columns differ between the splits."""
@@ -52,8 +51,7 @@ def _glue(
             published=True,
         ),
         labels,
-        {} if epochs is None else {"finetune.epochs": epochs},
-        ("dev_mismatched",) if "dev_mismatched" in splits else (),
+        report_splits=("dev_mismatched",) if "dev_mismatched" in splits else (),
         source=_GLUE,
     )
 
@@ -130,7 +128,7 @@ _TABLE = (
         ("accuracy", "f1"),
         test=("test.tsv", "msr_paraphrase_test.txt"),
     ),
-    _glue("stsb", _SENTENCES, ("score",), ("0", "5"), ("spearman", "pearson"), epochs=10.0),
+    _glue("stsb", _SENTENCES, ("score",), ("0", "5"), ("spearman", "pearson")),
     _glue("qqp", {"text": ("question1",), "pair": ("question2",)}, ("is_duplicate",), _BINARY, ("accuracy", "f1")),
     _glue(
         "mnli",
@@ -151,7 +149,7 @@ _TABLE = (
         ),
     ),
     _glue("qnli", {"text": ("question",), "pair": ("sentence",)}, ("label",), ("entailment", "not_entailment")),
-    _glue("rte", _SENTENCES, ("label",), ("entailment", "not_entailment"), epochs=10.0),
+    _glue("rte", _SENTENCES, ("label",), ("entailment", "not_entailment")),
     _glue("wnli", _SENTENCES, ("label",), _BINARY),
     _clue("tnews", _SENTENCE),
     _clue("iflytek", _SENTENCE),
