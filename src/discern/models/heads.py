@@ -289,8 +289,9 @@ def mean_state(hidden: Float[Tensor, "R L D"], chosen: Bool[Tensor, "R L"]) -> F
 class NGrams(nn.Module):
     """Logits of a linear model of TF-IDF features: tokens and pairs of adjacent tokens, hashed into buckets.
 
-    Of two texts, n-grams that both have differ from those of one text, and there are further features: the fraction of each
-    text's tokens, and of its pairs of tokens, that the other text has, unweighted and weighted by inverse document frequency.
+    For two texts, n-grams that both contain have weights of their own. Further features are the fractions of the tokens, and of
+    the pairs of tokens, of each text that the other one contains; each fraction is computed twice, with equal weights and with
+    inverse document frequencies as weights.
     Until it is fitted, its logits are 0. It computes with integers and gathers alone, so that it can be exported.
     Differs from usual TF-IDF: the norm of a text counts each occurrence of a repeated n-gram on its own.
 
@@ -325,7 +326,7 @@ class NGrams(nn.Module):
     def features(
         self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]
     ) -> tuple[Int[Tensor, "R N"], Float[Tensor, "R N"], Float[Tensor, "R O"]]:
-        """The bucket of each n-gram and its value, and the fractions that two texts share."""
+        """The bucket of each n-gram, its value, and the fractions that two texts share; N is 2 L - 1."""
         grams, known = self.hashes(input_ids, real)
         values = self.frequencies[grams] * known
         overlap = values.new_zeros(len(grams), len(self.overlap))
@@ -334,9 +335,10 @@ class NGrams(nn.Module):
             across = known[:, None] & (text[:, :, None] != text[:, None])
             shared = ((grams[:, :, None] == grams[:, None]) & across).any(-1)
             kinds = 2 * (torch.arange(grams.shape[1], device=grams.device) >= input_ids.shape[1]) + text
-            of_kind = (kinds[..., None] == torch.arange(4, device=grams.device)).float()
-            weights = torch.stack([known.float(), values], 1)
-            overlap = ((weights * shared[:, None]) @ of_kind / (weights @ of_kind).clamp(min=1e-6)).flatten(1)
+            # Sums, as autocast would compute products of matrices in bfloat16.
+            of_kind = kinds[:, None, None] == torch.arange(4, device=grams.device)[:, None]
+            weights = torch.stack([known.float(), values], 1)[:, :, None] * of_kind
+            overlap = ((weights * shared[:, None, None]).sum(-1) / weights.sum(-1).clamp(min=1e-6)).flatten(1)
             grams = (grams + shared * (self.buckets // 2)) % self.buckets
         return grams, values / values.square().sum(1, keepdim=True).sqrt(), overlap
 
@@ -344,4 +346,5 @@ class NGrams(nn.Module):
         self, input_ids: Int[Tensor, "R L"], real: Bool[Tensor, "R L"], segments: Int[Tensor, "R L"]
     ) -> Float[Tensor, "R C"]:
         grams, values, overlap = self.features(input_ids, real, segments)
-        return (self.weight[grams] * values[..., None]).sum(1) + overlap @ self.overlap + self.bias
+        overlap_logits = (overlap[..., None] * self.overlap).sum(1)
+        return (self.weight[grams] * values[..., None]).sum(1) + overlap_logits + self.bias
