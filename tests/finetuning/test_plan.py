@@ -155,9 +155,11 @@ def test_a_part_is_held_out_where_there_is_no_dev_file(unfixed: Finetuning, tmp_
     assert len(trained) + len(held) == 240
     assert 10 <= len(held) <= 40
     assert any(note.startswith("train: ") and "3 labels" in note for note in data.notes), "of the whole file"
-    write_csv(tmp_path / "train.csv", ROWS[:1] * 50 + ROWS[1:2] * 50)
-    with pytest.raises(DataError, match="has 100 examples with 2 different texts, too few to hold some of them out"):
-        prepared(request, "finetune.heldout_fraction=1e-6")
+    least = prepared(request, "finetune.heldout_fraction=1e-6").data["own"]
+    assert len(texts(least.evaluated[HELD_OUT])) == 1
+    write_csv(tmp_path / "train.csv", [("the same text", label) for label in ("good", "bad") * 50])
+    with pytest.raises(DataError, match="has 100 examples with 1 different text, too few to hold some of them out"):
+        prepared(request)
 
 
 # ---- The settings ----

@@ -194,14 +194,17 @@ def has_labels(reading: Reading[Any]) -> bool:
 
 
 def hold_out(reading: Reading[Any], fraction: float) -> tuple[Reading[Any], Reading[Any]]:
-    """Split off a fraction of the examples by a hash of their texts, so that equal texts fall on the same side."""
-    held = tuple(example for example in reading.examples if _fraction_of(example) < fraction)
-    rest = tuple(example for example in reading.examples if _fraction_of(example) >= fraction)
-    if not rest or not held:
-        texts = len({_fraction_of(example) for example in reading.examples})
+    """Split off a fraction of the examples, at least one, by a hash of their texts, so that equal texts fall on the same side."""
+    hashes = [_fraction_of(example) for example in reading.examples]
+    limit = max(fraction, min(hashes) + 1e-9)
+    held, rest = (
+        tuple(example for example, value in zip(reading.examples, hashes, strict=True) if (value < limit) is side)
+        for side in (True, False)
+    )
+    if not rest:
         raise DataError(
-            f"{reading.source} has {len(reading.examples):,} examples with {texts:,} different texts, too few to hold some of "
-            "them out (equal texts stay together)",
+            f"{reading.source} has {len(hashes):,} examples with {counted(len(set(hashes)), 'different text')}, too few to hold "
+            "some of them out (equal texts stay together)",
             hint="give a dev file: --dev FILE",
         )
     # The notes and problems are those of the whole file.
