@@ -46,8 +46,7 @@ def discern(*arguments: object) -> None:
 def finetuned(model: Path, work: Path, setting: str) -> list[str]:
     """The labels that discern predicts for the test rows."""
     options = ("--no-baselines", "--overwrite", "--set", setting)
-    # All rows train: the test rows are the dev file. Nothing is fitted to them if the encoder is frozen; otherwise the two factors
-    # of the logits are.
+    # All rows train, and the test rows are the dev file. Only a trained encoder has anything fitted to them: two factors.
     discern("finetune", model, "--train", work / "train.csv", "--dev", work / "test.csv", "--out", work / "out", *options)
     (work / "predicted.jsonl").unlink(missing_ok=True)
     discern("predict", work / "out", work / "test.csv", "--out", work / "predicted.jsonl")
