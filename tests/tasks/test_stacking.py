@@ -57,7 +57,7 @@ def test_what_two_texts_share_decides_for_words_that_were_never_seen() -> None:
     np.testing.assert_array_equal(ngrams(ids, ids > 0, segments).argmax(1), unseen.targets["class"])
 
 
-@pytest.mark.parametrize(("count", "expected"), [(4000, np.log(3) / 2), (0, 0.15)])
+@pytest.mark.parametrize(("count", "expected"), [(4000, np.log(3) / 2), (0, 0.3)])
 def test_the_temperature_follows_from_the_frequencies_or_the_prior(count: int, expected: float) -> None:
     """Logits (2, 0) that are right in 3 of 4 cases: probability 3/4 at the scale ln(3) / 2."""
     labels = np.array([0, 0, 0, 1] * (count // 4), np.int64)

@@ -40,7 +40,7 @@ from discern.progress import Progress, warning_to
 from discern.storage.checksums import read_object, remove_recorded, write_json, write_lines, write_recorded
 from discern.storage.output import OutputFolder
 from discern.tasks.features import TaskRowsInOrder, TaskStream
-from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales, scale
+from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales, ngram_logits, scale
 from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
 from discern.training import checkpoint
 from discern.training.checkpoint import model_tensors
@@ -416,27 +416,32 @@ def calibrate(objective: SupervisedObjective, data: TaskData, *, few_shot: bool)
     """
     head: Any = objective.heads[data.task.name]
     split = data.evaluated[data.dev_name]
+    ngrams: Any = getattr(head, "ngrams", None)
     if data.task.labels.kind not in ("single", "multi", "tags"):
         return
     if few_shot:
         # Without its last layer, the head returns the states.
-        output, ngrams, head.output, head.ngrams = head.output, head.ngrams, nn.Identity(), None
-        states, _ = outputs_of(objective, data.task.name, replace(data.train.features, targets={}))
+        output, head.output, head.ngrams = head.output, nn.Identity(), None
+        outputs, _ = outputs_of(objective, data.task.name, replace(data.train.features, targets={}))
         head.output, head.ngrams = output, ngrams
-        fit_few_shot(output, ngrams, torch.from_numpy(np.stack([row["logits"] for row in states])), data.train.features)
-        return
-    outputs, loss = outputs_of(objective, data.task.name, split.features)
-    refuse_non_finite(data.task.name, outputs, loss)
-    # Tags have logits for each token, and for the padding of the batch.
-    lengths = split.features.input_ids.lengths
-    rows = [np.atleast_2d(row["logits"])[:length] for row, length in zip(outputs, lengths, strict=True)]
-    logits = [torch.from_numpy(np.concatenate(rows))]
-    ngrams = getattr(head, "ngrams", None)
-    if ngrams is not None:
-        fit_ngrams(ngrams, data.train.features)
-        both, _ = outputs_of(objective, data.task.name, split.features)
-        logits.append(torch.from_numpy(np.stack([row["logits"] for row in both])) - logits[0])
-    scale(fit_scales(logits, split.features.targets), head.output, ngrams)
+    else:
+        outputs, loss = outputs_of(objective, data.task.name, split.features)
+        refuse_non_finite(data.task.name, outputs, loss)
+    # Fitted in float64, which some devices lack.
+    device = head.output.weight.device
+    head.cpu()
+    if few_shot:
+        fit_few_shot(head.output, ngrams, torch.from_numpy(np.stack([row["logits"] for row in outputs])), data.train.features)
+    else:
+        # Tags have logits for each token, and for the padding of the batch.
+        lengths = split.features.input_ids.lengths
+        rows = [np.atleast_2d(row["logits"])[:length] for row, length in zip(outputs, lengths, strict=True)]
+        logits = [torch.from_numpy(np.concatenate(rows))]
+        if ngrams is not None:
+            fit_ngrams(ngrams, data.train.features)
+            logits.append(ngram_logits(ngrams, split.features, range(len(split.features))))
+        scale(fit_scales(logits, split.features.targets), head.output, ngrams)
+    head.to(device)
 
 
 def _measure(plan: FinetunePlan, objective: SupervisedObjective, folder: Path | None, progress: Progress) -> dict[str, Any]:

@@ -291,8 +291,8 @@ class NGrams(nn.Module):
 
     For two texts, n-grams that both contain have weights of their own. Further features are the fractions of the tokens, and of
     the pairs of tokens, of each text that the other one contains; each fraction is computed twice, with equal weights and with
-    inverse document frequencies as weights.
-    Until it is fitted, its logits are 0. It computes with integers and gathers alone, so that it can be exported.
+    inverse document frequencies as weights. Special tokens count, too.
+    Until it is fitted, its logits are 0. All operations can be exported.
     Differs from usual TF-IDF: the norm of a text counts each occurrence of a repeated n-gram on its own.
 
     Attributes:
@@ -335,7 +335,7 @@ class NGrams(nn.Module):
             across = known[:, None] & (text[:, :, None] != text[:, None])
             shared = ((grams[:, :, None] == grams[:, None]) & across).any(-1)
             kinds = 2 * (torch.arange(grams.shape[1], device=grams.device) >= input_ids.shape[1]) + text
-            # Sums, as autocast would compute products of matrices in bfloat16.
+            # Sums instead of a matrix product, which autocast would compute in bfloat16.
             of_kind = kinds[:, None, None] == torch.arange(4, device=grams.device)[:, None]
             weights = torch.stack([known.float(), values], 1)[:, :, None] * of_kind
             overlap = ((weights * shared[:, None, None]).sum(-1) / weights.sum(-1).clamp(min=1e-6)).flatten(1)

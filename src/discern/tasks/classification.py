@@ -78,7 +78,7 @@ class ClassificationConfig(TaskConfig):
     words: bool = Field(
         False,
         description="Add a linear model of n-grams of tokens to the logits after the training; for two texts, also of what they "
-        "share. On small data it is better than either alone; transformers does not have it. For classes only.",
+        "share. On small data, both together are usually better than one; transformers does not have it. For classes only.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."

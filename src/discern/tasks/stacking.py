@@ -5,7 +5,7 @@ Both are folded into the head, so that predictions and exports need nothing else
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,9 +19,9 @@ from discern.tasks.features import IGNORED, Features, Ragged
 
 # Of n-grams, as of the baseline TF-IDF; and of standardized states.
 _INVERSE_REGULARIZATION = (10.0, 0.03)
-# The logits are scaled by two positive numbers; the logarithms have a normal prior with these means and deviation 1, so that a
-# few held-out examples suffice (benchmarks/records/2026-11-28-small-data.md).
-_PRIOR = (0.15, 1.0)
+# The logits of one model, or of two (network and n-grams), are scaled by positive numbers. Their logarithms have a normal prior
+# with these means and deviation 1, so that a few held-out examples suffice (benchmarks/records/2026-11-28-small-data.md).
+_PRIORS = ((0.3,), (0.15, 1.0))
 _FOLDS = 5
 
 
@@ -41,6 +41,7 @@ def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None
     targets = {name: np.asarray(column)[list(numbers)] for name, column in features.targets.items()}
     rows = [_tokens(features, number) for number in numbers]
     documents = torch.bincount(torch.cat([torch.unique(ngrams.hashes(*row[:2])[0]) for row in rows]), minlength=ngrams.buckets)
+    # N-grams of no training row get the lowest value, so that they hardly shrink the others.
     ngrams.frequencies.copy_(torch.where(documents > 0, ((1 + len(rows)) / (1 + documents)).log() + 1, 1.0))
     grams, values, overlaps = zip(*(ngrams.features(*row) for row in rows), strict=True)
     seen, places = torch.unique(torch.cat(grams, 1)[0], return_inverse=True)
@@ -59,6 +60,11 @@ def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None
     ngrams.bias.copy_(bias)
 
 
+def ngram_logits(ngrams: NGrams, features: Features, numbers: Iterable[int]) -> Float[Tensor, "N C"]:
+    """The logits of the n-grams for the rows with these numbers."""
+    return torch.cat([ngrams(*_tokens(features, number)) for number in numbers])
+
+
 def fit_few_shot(output: nn.Linear, ngrams: NGrams, states: Float[Tensor, "N D"], features: Features) -> None:
     """Fit the output layer to the states of few rows, and the n-grams, scaled by what cross-validation shows of both."""
     labels = np.asarray(features.targets["class"])
@@ -69,7 +75,7 @@ def fit_few_shot(output: nn.Linear, ngrams: NGrams, states: Float[Tensor, "N D"]
         fit_linear(output, states[train], {"class": labels[train]})
         fit_ngrams(ngrams, features, train.tolist())
         logits[0].append(output(states[held_out]).detach())
-        logits[1].append(torch.cat([ngrams(*_tokens(features, number)) for number in held_out.tolist()]))
+        logits[1].append(ngram_logits(ngrams, features, held_out.tolist()))
     held_out = np.concatenate([order[fold::_FOLDS] for fold in range(_FOLDS)])
     scales = fit_scales([torch.cat(parts) for parts in logits], {"class": labels[held_out]})
     fit_linear(output, states, features.targets)
@@ -111,7 +117,7 @@ def fit_scales(logits: Sequence[Float[Tensor, "N C"]], targets: Mapping[str, Any
     Reference: Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
     Differs: a prior, which decides if there are few rows.
     """
-    means = torch.tensor(_PRIOR[: len(logits)], dtype=torch.float64).log()
+    means = torch.tensor(_PRIORS[len(logits) - 1], dtype=torch.float64).log()
     scales, parts = means.clone(), torch.stack(tuple(logits)).double()
 
     def loss() -> Tensor:
