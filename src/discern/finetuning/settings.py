@@ -92,14 +92,13 @@ class FinetuneSection(Section):
         "auto",
         description="'auto': learning rates of 'paper'. Unless a length is given, it is fitted to the data: training runs for at "
         "least finetune.min_steps, and failed seeds are retried. 'paper': table 7 of the ELECTRA paper. 'google': optimizer, "
-        "schedule, loss and swapped pairs of the released code; "
-        "docs/howto/finetune.md lists the differences.",
+        "schedule, loss and swapped pairs of the released code; docs/howto/finetune.md lists the differences.",
     )
     epochs: float = Field(3.0, gt=0, description="Passes over the training rows; train.max_steps overrides it.")
     min_steps: int = Field(
         0,
         ge=0,
-        description="Minimum number of updates, up to 20 passes over the training rows, or 4 for classes of pairs of texts. "
+        description="Minimum number of updates, up to 20 passes over the training rows, or 4 for pairs of texts with one label. "
         "Ignored if finetune.epochs or train.max_steps is given.",
     )
     few_shot: bool = Field(
