@@ -26,8 +26,8 @@ from pathlib import Path
 
 import numpy as np
 
+from discern.data.curation.near_duplicates import HASHES, Banding, clusters, distinct_pairs, links
 from discern.data.dataset.manifest import SPLITS
-from discern.data.near_duplicates import HASHES, Banding, clusters, distinct_pairs, links
 
 SIMILARITY = 0.8
 STAGES = ("start", "pieces", "buckets", "clusters", "placed", "shards")

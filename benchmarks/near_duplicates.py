@@ -24,9 +24,9 @@ from pathlib import Path
 
 import numpy as np
 
+from discern.data.curation.contamination import words_of
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
 from discern.data.dataset.build import chunks_of
-from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
-from discern.data.overlap import words_of
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog

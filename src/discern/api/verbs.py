@@ -16,9 +16,9 @@ import numpy as np
 from discern.api.arguments import Logged, checks_choices, requested_tasks
 from discern.config.schema import toml_value
 from discern.data import prepare as preparing
+from discern.data.curation.contamination import EvaluationFiles
 from discern.data.dataset.build import BuildOptions
-from discern.data.overlap import EvaluationFiles
-from discern.data.processes import available_cores
+from discern.data.executors import available_cores
 from discern.data.reports import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.stages.engines import EngineName

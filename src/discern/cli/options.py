@@ -15,7 +15,7 @@ from typing import Annotated, Literal, TypeAlias
 import typer
 
 from discern.config.layers import preset_names
-from discern.data.processes import available_cores
+from discern.data.executors import available_cores
 from discern.errors import ConfigError, RanksError
 from discern.training.interrupt import handled
 from discern.training.rank_environment import NPROC_RUN, rank_environment, ranks_timeout

@@ -189,11 +189,11 @@ def prepare(
     with command(json_output=json_output) as console:
         from discern.data import prepare as work
         from discern.data.check import check as check_input
+        from discern.data.curation.contamination import EvaluationFiles
         from discern.data.dataset.build import BuildOptions
-        from discern.data.overlap import EvaluationFiles
-        from discern.data.processes import available_cores
+        from discern.data.executors import available_cores
+        from discern.data.remote import remote_address
         from discern.data.sources.documents import CorpusOptions
-        from discern.data.sources.remote import remote_address
         from discern.data.tokenizer.choice import TokenizerChoice
 
         if against_field and not against:
@@ -260,7 +260,7 @@ def _merge(
     engine: str,
 ) -> None:
     """Make the data set of the shares that were prepared."""
-    from discern.data.processes import available_cores
+    from discern.data.executors import available_cores
 
     if (unfit := _unfit_for_merge(asked_for)) is not None:
         where = "" if unfit in ("--check", "--against", "--against-field") else "; it was set when the shares were prepared"

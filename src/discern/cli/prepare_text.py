@@ -10,7 +10,7 @@ from discern.cli.outputs import after_prepare
 from discern.wording import counted
 
 if TYPE_CHECKING:
-    from discern.data.overlap import FileOverlap
+    from discern.data.curation.contamination import FileOverlap
     from discern.data.reports import CheckReport, PartReport, PrepareReport
 
 

@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from discern.data.curation.contamination import EvaluationFiles, OverlapSearch
+from discern.data.curation.filters import Rules
 from discern.data.dataset.build import BuildOptions, in_order, search_only, survey
-from discern.data.filters import Rules
-from discern.data.overlap import EvaluationFiles, OverlapSearch
-from discern.data.processes import available_cores
+from discern.data.executors import available_cores
 from discern.data.reports import CheckReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions

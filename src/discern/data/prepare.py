@@ -10,6 +10,8 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
+from discern.data.curation.contamination import EvaluationFiles, FileOverlap, OverlapSearch
+from discern.data.curation.filters import all_left_out
 from discern.data.dataset.build import BuildOptions, Built, build_shards
 from discern.data.dataset.manifest import Manifest, Setting
 from discern.data.dataset.publish import (
@@ -21,20 +23,18 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
-from discern.data.filters import all_left_out
-from discern.data.overlap import EvaluationFiles, FileOverlap, OverlapSearch
-from discern.data.processes import available_cores
+from discern.data.executors import available_cores
+from discern.data.languages import find_language
+from discern.data.object_stores import shown
+from discern.data.remote import remote_address
 from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.object_stores import shown
 from discern.data.sources.problems import ProblemLog
-from discern.data.sources.remote import remote_address
 from discern.data.stages.engines import Engine, EngineName, engine_of
 from discern.data.stages.run import Work
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
-from discern.data.tokenizer.languages import find_language
 from discern.data.tokenizer.words import SegmenterName
 from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from discern.data.curation.contamination import FileOverlap
 from discern.data.dataset.manifest import Manifest, Statistics
-from discern.data.overlap import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
 

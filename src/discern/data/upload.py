@@ -12,9 +12,9 @@ from urllib.parse import urlsplit
 
 from discern.data.dataset.manifest import MANIFEST_NAME, TOKENIZER_NAME, Manifest, read_manifest
 from discern.data.dataset.publish import files_of, is_own_name
+from discern.data.object_stores import shown
+from discern.data.remote import joined, read_whole, refuse_password, remote_files, remove_remote, write_remote
 from discern.data.reports import PrepareReport
-from discern.data.sources.object_stores import shown
-from discern.data.sources.remote import joined, read_whole, refuse_password, remote_files, remove_remote, write_remote
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, make_cache_folder

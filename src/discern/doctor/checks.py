@@ -18,7 +18,7 @@ from discern.config.schema import flatten
 from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import RowStream, training_rows
 from discern.data.dataset.shards import TokenData
-from discern.data.processes import available_cores
+from discern.data.executors import available_cores
 from discern.diagnosis.health import (
     Expectations,
     Finding,

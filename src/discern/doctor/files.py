@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, is_data_set, read_manifest
 from discern.data.dataset.shards import Shard, TokenData
-from discern.data.sources.remote import remote_address
+from discern.data.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.model_files import finetuned
 from discern.model_files.finetuned import (

@@ -23,12 +23,12 @@ from discern.config.layers import Origin, Setting, Settings, collect, parse_over
 from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
 from discern.config.schema import flatten
+from discern.data.curation.filters import Rules
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
-from discern.data.filters import Rules
+from discern.data.executors import available_cores
 from discern.data.prepare import prepare
-from discern.data.processes import available_cores
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discern.data.near_duplicates import HASHES, Banding
+from discern.data.curation.near_duplicates import HASHES, Banding
 from discern.data.stages.results import result_folder
 from discern.data.stages.signatures import checked_rows, read_signatures, read_slice, with_checks, write_bands
 from discern.errors import DataError

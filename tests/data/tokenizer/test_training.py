@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from discern.data.processes import WorkerProcess
+from discern.data.executors import WorkerProcess
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, vocab_size
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.training import (

@@ -15,12 +15,12 @@ import numpy as np
 from jaxtyping import Int, UInt
 from tokenizers import Tokenizer
 
+from discern.data.curation.contamination import Matches, NgramFinder, NgramIndex, OverlapSearch
+from discern.data.curation.filters import Rules
+from discern.data.curation.near_duplicates import Banding
 from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, NearDuplicates, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter
-from discern.data.filters import Rules
-from discern.data.near_duplicates import Banding
-from discern.data.overlap import Matches, NgramFinder, NgramIndex, OverlapSearch
-from discern.data.processes import WorkerPool
+from discern.data.executors import WorkerPool
 from discern.data.sources.corpus import CorpusProgress
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import special_ids, vocab_size

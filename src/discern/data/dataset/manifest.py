@@ -14,7 +14,7 @@ from typing import Any, Literal
 from pydantic import Field, model_serializer, model_validator
 
 from discern.config.schema import Section
-from discern.data.overlap import FileOverlap
+from discern.data.curation.contamination import FileOverlap
 from discern.data.sources.problems import Problem
 from discern.errors import DataError
 from discern.parsing import json_value

@@ -12,6 +12,8 @@ from pathlib import Path
 from tokenizers import Tokenizer
 
 import discern
+from discern.data.curation.contamination import FileOverlap
+from discern.data.curation.filters import versions_of
 from discern.data.dataset.build import BuildOptions, Built, dtype_name
 from discern.data.dataset.manifest import (
     ADDED_NAME,
@@ -26,8 +28,6 @@ from discern.data.dataset.manifest import (
     is_data_set,
     read_manifest,
 )
-from discern.data.filters import versions_of
-from discern.data.overlap import FileOverlap
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import Problem
 from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size

@@ -20,8 +20,8 @@ from pathlib import Path
 import numpy as np
 
 from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, TOKENIZER_NAME, FileInfo, ShardInfo, read_manifest
-from discern.data.sources.object_stores import AbsentError, shown
-from discern.data.sources.remote import joined, open_remote, read_whole, refuse_password
+from discern.data.object_stores import AbsentError, shown
+from discern.data.remote import joined, open_remote, read_whole, refuse_password
 from discern.errors import ConfigError, DataError
 from discern.storage.checksums import CHECKSUMS_NAME, cached_checksum, make_cache_folder, verification_is_on
 from discern.storage.files import alone_in, cannot_write, create_held, release, sync_file, write_bytes

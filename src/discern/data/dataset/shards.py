@@ -27,8 +27,8 @@ from discern.data.dataset.manifest import (
     read_manifest,
 )
 from discern.data.dataset.remote import RemoteFolder
-from discern.data.sources.object_stores import shown
-from discern.data.sources.remote import remote_address
+from discern.data.object_stores import shown
+from discern.data.remote import remote_address
 from discern.errors import DataError
 from discern.storage.checksums import digest_of, verification_is_on
 

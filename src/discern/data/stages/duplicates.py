@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt
 
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, distinct_pairs, links
 from discern.data.dataset.manifest import NearDuplicates
-from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, distinct_pairs, links
 from discern.data.stages.pieces import Pieces
 from discern.data.stages.plan import PrepareJob
 from discern.data.stages.results import Aside, read_array, result_of, values_of

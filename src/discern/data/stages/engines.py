@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal, final
 
-from discern.data.processes import WorkerPool
+from discern.data.executors import WorkerPool
 from discern.data.stages.tasks import Task, task_service
 
 EngineName = Literal["local", "ray"]

@@ -11,12 +11,12 @@ from typing import Any
 import numpy as np
 from jaxtyping import Int
 
+from discern.data.curation.filters import Rules
+from discern.data.curation.near_duplicates import HASHES, Banding, Signer
 from discern.data.dataset.build import chunks_of
 from discern.data.dataset.manifest import ShardInfo
 from discern.data.dataset.shards import Shard
 from discern.data.dataset.writing import ShardFiles
-from discern.data.filters import Rules
-from discern.data.near_duplicates import HASHES, Banding, Signer
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
 from discern.data.stages.plan import PrepareJob, check_unchanged

@@ -22,9 +22,9 @@ from tokenizers import Tokenizer
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
 from discern.data.dataset.publish import library_versions
+from discern.data.object_stores import shown
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions, DocumentRule
-from discern.data.sources.object_stores import shown
 from discern.data.tokenizer import prepared
 from discern.errors import DataError
 from discern.parsing import json_value

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, final
 
-from discern.data.processes import WorkerDiedError, WorkerProcess
+from discern.data.executors import WorkerDiedError, WorkerProcess
 from discern.data.stages.engines import Engine
 from discern.data.stages.tasks import Task, attempt
 from discern.errors import ConfigError, DataError

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from jaxtyping import Int, UInt
 
-from discern.data.near_duplicates import HASHES, Banding
+from discern.data.curation.near_duplicates import HASHES, Banding
 from discern.data.stages.results import RUN_AGAIN, read_array
 from discern.errors import DataError
 from discern.storage.files import write_file

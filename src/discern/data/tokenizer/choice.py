@@ -10,8 +10,8 @@ from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
-from discern.data.filters import Rules, all_left_out
-from discern.data.processes import WorkerProcess
+from discern.data.curation.filters import Rules, all_left_out
+from discern.data.executors import WorkerProcess
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.problems import ProblemLog
 from discern.data.tokenizer import prepared

@@ -14,7 +14,7 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from discern.data.filters import Rules
+from discern.data.curation.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
 from discern.data.tokenizer.plain_text import PlainText

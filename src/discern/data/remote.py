@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from discern.data.sources.object_stores import (
+from discern.data.object_stores import (
     PACKAGES,
     AbsentError,
     StoreError,

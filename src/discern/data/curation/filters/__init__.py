@@ -19,11 +19,11 @@ from discern.registry import Registry
 Rule = Callable[[Document], Document | str]
 
 filters: Registry[Any] = Registry("filter", "discern.filters")
-filters.register("words", "discern.data.filters.length:words")
-filters.register("language", "discern.data.filters.language:language")
-filters.register("gopher-quality", "discern.data.filters.gopher:quality")
-filters.register("gopher-repetition", "discern.data.filters.gopher:repetition")
-filters.register("c4", "discern.data.filters.c4:c4")
+filters.register("words", "discern.data.curation.filters.length:words")
+filters.register("language", "discern.data.curation.filters.language:language")
+filters.register("gopher-quality", "discern.data.curation.filters.gopher:quality")
+filters.register("gopher-repetition", "discern.data.curation.filters.gopher:repetition")
+filters.register("c4", "discern.data.curation.filters.c4:c4")
 
 _PACKAGES = {"language": "py3langid"}
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from itertools import chain
 
-from discern.data.filters import Rule, no_argument
+from discern.data.curation.filters import Rule, no_argument
 from discern.data.sources.documents import Document
 
 _WORDS = (50, 100_000)

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from discern.data.curation.filters import Rules, filters
+from discern.data.curation.filters.gopher import _in_repeated_ngrams, _in_top_ngram
 from discern.data.dataset.build import BuildOptions
-from discern.data.filters import Rules, filters
-from discern.data.filters.gopher import _in_repeated_ngrams, _in_top_ngram
 from discern.data.prepare import merge, prepare, prepare_part
 from discern.data.stages import plan as planning
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -123,7 +123,7 @@ def shouting(argument: str | None) -> object:
 def test_a_filter_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     own: Registry[object] = Registry("filter")
     own.register("shouting", "tests.data.test_filters:shouting")
-    monkeypatch.setattr("discern.data.filters.filters", own)
+    monkeypatch.setattr("discern.data.curation.filters.filters", own)
     kept, dropped = Rules(["shouting:me"]).apply([["HELLO"], ["DROP"]])
     assert kept == [["hello"]]
     assert dropped == {"shouting: told so by me": 1}

@@ -9,7 +9,7 @@ from itertools import islice
 
 import pytest
 
-from discern.data.processes import WorkerPool, WorkerProcess
+from discern.data.executors import WorkerPool, WorkerProcess
 from discern.errors import DataError
 
 

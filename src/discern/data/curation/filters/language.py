@@ -10,8 +10,8 @@ from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
-from discern.data.filters import Rule
-from discern.data.language_names import LANGUAGES, base_code, unknown_language
+from discern.data.curation.filters import Rule
+from discern.data.languages import LANGUAGES, base_code, unknown_language
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError, nearest
 

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from discern.data.check import check
+from discern.data.curation.contamination import EvaluationFiles, FileOverlap, NgramFinder, OverlapSearch, words_of
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import read_manifest
-from discern.data.overlap import EvaluationFiles, FileOverlap, NgramFinder, OverlapSearch, words_of
 from discern.data.prepare import prepare
 from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.tokenizer.choice import TokenizerChoice

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from discern.data.filters import Rule, no_argument
+from discern.data.curation.filters import Rule, no_argument
 from discern.data.sources.documents import Document
 
 _ENDS = (".", "!", "?", '"', "”")

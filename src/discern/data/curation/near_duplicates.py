@@ -22,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 
-from discern.data.overlap import words_of
+from discern.data.curation.contamination import words_of
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.overlap import Example, read_examples
+from discern.data.curation.contamination import Example, read_examples
 from discern.errors import ConfigError, DataError
 
 

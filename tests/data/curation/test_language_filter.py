@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from discern.data.check import check
+from discern.data.curation.filters import Rules, language
 from discern.data.dataset.build import BuildOptions
-from discern.data.filters import Rules, language
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError
 from discern.progress import Silent

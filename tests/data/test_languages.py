@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.language_names import LANGUAGES
-from discern.data.tokenizer import languages
+from discern.data import languages
+from discern.data.languages import LANGUAGES, find_language
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.languages import find_language
 from discern.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from discern.data.filters import Rule
+from discern.data.curation.filters import Rule
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError
 

@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from discern.data.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, distinct_pairs, links
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, distinct_pairs, links
 from discern.errors import ConfigError
 
 
@@ -131,7 +131,10 @@ def test_no_links() -> None:
 
 
 def test_signatures_are_the_same_in_every_process() -> None:
-    program = "from discern.data.near_duplicates import Signer; print(Signer().sign([['the cat sat on the mat today']]).tolist())"
+    program = (
+        "from discern.data.curation.near_duplicates import Signer; "
+        "print(Signer().sign([['the cat sat on the mat today']]).tolist())"
+    )
     printed = {
         subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
                        capture_output=True, text=True, check=True).stdout

@@ -18,19 +18,19 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 
+from discern.data.curation.contamination import EvaluationFiles
 from discern.data.dataset import remote as cache
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import MANIFEST_NAME
 from discern.data.dataset.remote import RemoteFolder
 from discern.data.dataset.shards import TokenData
-from discern.data.overlap import EvaluationFiles
+from discern.data.object_stores import write_object
 from discern.data.prepare import prepare, prepare_part
+from discern.data.remote import read_whole, remote_address
 from discern.data.reports import PrepareReport
 from discern.data.sources import object_stores, remote
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.object_stores import write_object
-from discern.data.sources.remote import read_whole, remote_address
 from discern.data.stages import plan as planning
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError

@@ -47,7 +47,7 @@ class WorkerProcess(Generic[Message, Reply]):
             "RAYON_NUM_THREADS": str(threads),
             "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
         }
-        program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.processes import serve; serve()"
+        program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.executors import serve; serve()"
         # A process group of its own: Ctrl-C in the terminal reaches only the parent, which ends its workers itself.
         self._process = subprocess.Popen(
             [sys.executable, "-c", program, *sys.path],

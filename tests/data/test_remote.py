@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 
 from discern.data.dataset.build import BuildOptions
+from discern.data.object_stores import credentials_hint
 from discern.data.prepare import prepare, prepare_part
+from discern.data.remote import open_remote, remote_files, shown
 from discern.data.sources import remote
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.object_stores import credentials_hint
-from discern.data.sources.remote import open_remote, remote_files, shown
 from discern.data.stages import plan as planning
 from discern.data.stages.plan import read_plan
 from discern.data.stages.tasks import perform
@@ -212,7 +212,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
     memory = pytest.importorskip("fsspec.implementations.memory")
     system = memory.MemoryFileSystem()
     system.store.clear()
-    monkeypatch.setattr("discern.data.sources.object_stores._s3", lambda bucket: system)
+    monkeypatch.setattr("discern.data.object_stores._s3", lambda bucket: system)
     return system
 
 
@@ -252,7 +252,7 @@ def test_errors_of_the_libraries_are_not_shown(problem: Exception, says: str, mo
     def fail(_: str) -> None:
         raise problem
 
-    monkeypatch.setattr("discern.data.sources.object_stores._s3", fail)
+    monkeypatch.setattr("discern.data.object_stores._s3", fail)
     with pytest.raises(DiscernError, match=says) as raised:
         read("s3://bucket/x")
     assert "AKIA" not in str(raised.value)
