@@ -1,12 +1,14 @@
 """Compare `discern prepare` with `encode_batch_fast` of the tokenizers library, on the same text and cores; measure peak memory.
 
     python benchmarks/prepare.py TEXT... --tokenizer VOCAB [--rounds 5] [--workers 2] [--memory]
+    python benchmarks/prepare.py TEXT... --tokenizer VOCAB --cost
 
 TEXT is any input of `discern prepare`, uncompressed if decompression should not count. The two are timed in turns, each in a
 process of its own. The library gets the sentences of the same documents, already in memory, in batches of 1,000, and its
 encodings are discarded; discern reads the files, cuts them into documents, tokenizes, finds the words, counts, hashes,
 writes and syncs. The start of the interpreter is not counted; the start of discern's workers is. --memory measures the
-peak of all processes together, on the input and on four copies of it.
+peak of all processes together, on the input and on four copies of it. --cost measures processor seconds and bytes per GB of text
+of each step with near-duplicates, in one process.
 """
 
 from __future__ import annotations
@@ -43,13 +45,13 @@ print(json.dumps({"tokens": tokens, "seconds": time.perf_counter() - start}))
 DISCERN = """
 import json, sys
 from pathlib import Path
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
 from discern.data.prepare import prepare
 request = json.loads(sys.argv[1])
-choice, build = TokenizerChoice(Path(request["tokenizer"])), BuildOptions(workers=request["workers"])
-report = prepare(request["inputs"], out=Path(request["out"]), tokenizer=choice, build=build, progress=Silent())
+choice, build = TokenizerChoice(Path(request["tokenizer"])), PrepareOptions(workers=request["workers"])
+report = prepare(request["inputs"], out=Path(request["out"]), tokenizer=choice, options=build, progress=Silent())
 print(json.dumps({"tokens": report.manifest.statistics.tokens, "seconds": report.seconds}))
 """
 
@@ -61,7 +63,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--workers", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--memory", action="store_true")
+    parser.add_argument("--cost", action="store_true")
     arguments = parser.parse_args()
+    if arguments.cost:
+        cost(arguments.inputs, Path(arguments.tokenizer))
+        return
     with tempfile.TemporaryDirectory() as work:
         request = {"inputs": arguments.inputs, "tokenizer": arguments.tokenizer, "workers": arguments.workers}
         compare(request, Path(work), arguments.rounds)
@@ -81,6 +87,49 @@ def compare(request: dict[str, object], work: Path, rounds: int) -> None:
     medians = {name: statistics.median(values) for name, values in speeds.items()}
     ratio = statistics.median(b / a for a, b in zip(speeds["library"], speeds["discern"], strict=True))
     print(f"medians: library {medians['library']:,.0f} tokens/s, discern {medians['discern']:,.0f} tokens/s, ratio {ratio:.2f}")
+
+
+def cost(inputs: list[str], vocabulary: Path) -> None:
+    """Print the processor seconds and the bytes written of each step, per GB of the input as stored."""
+    from discern.data.curation.near_duplicates import Banding
+    from discern.data.job import Job, PrepareOptions, links_of_band, make_piece
+    from discern.data.prepare import prepare
+    from discern.data.sources.corpus import Corpus
+    from discern.data.sources.documents import CorpusOptions
+    from discern.data.tokenizer import fingerprint, load_tokenizer
+    from discern.data.tokenizer.choice import TokenizerChoice
+    from discern.progress import Silent
+
+    def report(name: str, began: float, written: int) -> None:
+        print(f"{name}: {(time.process_time() - began) / size:.1f} s per GB, {written / 1e9 / size:.3f} GB written per GB")
+
+    options, tokenizer = PrepareOptions(workers=1, near_duplicates=0.8), load_tokenizer(vocabulary)
+    text = Corpus(inputs, CorpusOptions())
+    size = (text.total_bytes or 0) / 1e9
+    job = Job.of(text, options, fingerprint(tokenizer), None)
+    with tempfile.TemporaryDirectory() as folder:
+        target = Path(folder) / "data"
+        work = job.folder_beside(target)
+        job.write(work)
+        (work / "tokenizer.json").write_text(tokenizer.to_str())
+        began = time.process_time()
+        for index in range(len(job.pieces)):
+            make_piece(str(work), index)
+        report("parts", began, total(work, "*.part"))
+        print(f"signatures: {total(work, '*.signatures') / 1e9 / size:.3f} GB written per GB")
+        began = time.process_time()
+        links = sum(len(links_of_band(str(work), band)) for band in range(Banding.of(0.8).bands))
+        report(f"bands ({links:,} links)", began, 0)
+        began = time.process_time()
+        choice = TokenizerChoice(vocabulary)
+        found = prepare(inputs, out=target, tokenizer=choice, options=options, progress=Silent()).manifest  # with the bands again
+        report("bands, clusters and merge", began, total(target, "*.*"))
+        documents = found.statistics.documents
+        print(f"{documents:,} documents kept of {size:.3f} GB")
+
+
+def total(folder: Path, pattern: str) -> int:
+    return sum(path.stat().st_size for path in folder.glob(pattern))
 
 
 def memory(request: dict[str, object], work: Path) -> None:

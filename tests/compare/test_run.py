@@ -23,7 +23,7 @@ from discern.compare.plan import plan_comparison
 from discern.compare.results import check_results, units
 from discern.compare.run import COMPARISON_FILE, PAGE_FILE, _claim, compare
 from discern.compare.summary import summarize
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -63,7 +63,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         [str(folder / "text.txt")],
         out=folder / "data",
         tokenizer=choice,
-        build=BuildOptions(heldout=0.2, workers=1),
+        options=PrepareOptions(heldout=0.2, workers=1),
         progress=Silent(),
     )
     for split, count in (("train", 24), ("dev", 8)):

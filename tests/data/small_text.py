@@ -68,6 +68,11 @@ def tar_of(members: dict[str, bytes]) -> bytes:
     return buffer.getvalue()
 
 
+def contents(folder: Path) -> dict[str, bytes]:
+    """The content of each file of a folder, by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
 def read(*inputs: object, options: CorpusOptions | None = None, problems: ProblemLog | None = None) -> list[Document]:
     """Every document of the inputs."""
     corpus = Corpus([str(item) for item in inputs], options or CorpusOptions())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
@@ -27,7 +27,9 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
     (folder / "text").write_text(plain(made_up(80)))
     tokenizer = TokenizerChoice(train="wordpiece", vocab_size=150)
-    prepare([str(folder / "text")], out=folder / "data", tokenizer=tokenizer, build=BuildOptions(workers=1), progress=Silent())
+    prepare(
+        [str(folder / "text")], out=folder / "data", tokenizer=tokenizer, options=PrepareOptions(workers=1), progress=Silent()
+    )
     return folder / "data"
 
 

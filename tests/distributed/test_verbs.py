@@ -11,7 +11,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.model_files.run import CHECKPOINTS
@@ -128,8 +128,8 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
         stream.write("a line that only the second machine has,good\n")
     (folder / "text").write_text(plain(made_up(80)))
     tokenizer = TokenizerChoice(path=folder / "model" / "tokenizer.json")
-    build = BuildOptions(heldout=0.1, workers=1)
-    prepare([str(folder / "text")], out=folder / "data", tokenizer=tokenizer, build=build, progress=Silent())
+    build = PrepareOptions(heldout=0.1, workers=1)
+    prepare([str(folder / "text")], out=folder / "data", tokenizer=tokenizer, options=build, progress=Silent())
     return folder
 
 

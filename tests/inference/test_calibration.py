@@ -16,8 +16,8 @@ from discern.cli.detect import detect as detect_command
 from discern.corruption.masking import maskable_positions, quota
 from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError
@@ -201,8 +201,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def prepared(text: Path, out: Path, heldout: float) -> Path:
-    build = BuildOptions(heldout=heldout, workers=1)
-    prepare([str(text)], out=out, tokenizer=TokenizerChoice(path=SHIPPED), build=build, progress=Silent())
+    build = PrepareOptions(heldout=heldout, workers=1)
+    prepare([str(text)], out=out, tokenizer=TokenizerChoice(path=SHIPPED), options=build, progress=Silent())
     return out
 
 

@@ -12,8 +12,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -46,7 +46,7 @@ def write_data(folder: Path, words: list[str], tokenizer: TokenizerChoice, heldo
     folder.mkdir()
     texts = [" ".join(rng.choices(words, k=rng.randint(4, 12))) + "." + ("\n" if n % 9 == 8 else "") for n in range(500)]
     (folder / "text.txt").write_text("\n".join(texts))
-    options: dict[str, Any] = {"build": BuildOptions(heldout=heldout, workers=1, filters=("words:2-99",)), "language": "en"}
+    options: dict[str, Any] = {"options": PrepareOptions(heldout=heldout, workers=1, filters=("words:2-99",)), "language": "en"}
     prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=tokenizer, license="CC0", progress=Silent(), **options)
     return folder / "data"
 
@@ -335,7 +335,7 @@ def test_tokens_that_cannot_be_added(world: Path, tmp_path: Path, content: bytes
 def test_text_that_is_gone_cannot_be_read_again_for_added_tokens(world: Path, tmp_path: Path) -> None:
     text = Path(shutil.copy(world / "domain" / "text.txt", tmp_path))
     choice = TokenizerChoice(path=world / "domain" / "data" / "tokenizer.json")
-    prepare([str(text)], out=tmp_path / "data", tokenizer=choice, build=BuildOptions(workers=1), progress=Silent())
+    prepare([str(text)], out=tmp_path / "data", tokenizer=choice, options=PrepareOptions(workers=1), progress=Silent())
     text.unlink()
     with pytest.raises(DataError, match=r"text\.txt does not exist"):
         extended_data(tmp_path / "data", tmp_path / "out", AddedTokens(number=3), Silent())

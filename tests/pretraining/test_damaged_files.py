@@ -17,9 +17,9 @@ from torch import Tensor, nn
 
 from discern.cli.doctor import doctor
 from discern.compare.results import Unit
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.doctor.files import accept_folder, check_folder
@@ -239,8 +239,8 @@ def test_a_data_set_without_a_manifest_is_replaced_as_the_hint_says(made: Path) 
     (made / "data" / "manifest.json").write_text("")
 
     def again(**options: Any) -> None:
-        tokenizer, build = TokenizerChoice(made / "run" / "tokenizer.json"), BuildOptions(heldout=0.5, workers=1)
-        prepare([str(made / "data.txt")], out=made / "data", tokenizer=tokenizer, build=build, progress=Silent(), **options)
+        tokenizer, build = TokenizerChoice(made / "run" / "tokenizer.json"), PrepareOptions(heldout=0.5, workers=1)
+        prepare([str(made / "data.txt")], out=made / "data", tokenizer=tokenizer, options=build, progress=Silent(), **options)
 
     with pytest.raises(DataError, match=r"manifest\.json is damaged"):
         again()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -91,12 +91,12 @@ def hub(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def data(hub: Path) -> Path:
-    build = BuildOptions(heldout=0.1, workers=1)
+    build = PrepareOptions(heldout=0.1, workers=1)
     prepare(
         [str(hub.parent / "text.txt")],
         out=hub.parent / "data",
         tokenizer=TokenizerChoice(path=hub),
-        build=build,
+        options=build,
         progress=Silent(),
     )
     return hub.parent / "data"

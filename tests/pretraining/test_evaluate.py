@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from discern.cli.evaluate import evaluate as evaluate_command
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.doctor.checks import examine
@@ -28,8 +28,8 @@ def prepared(folder: Path, tokenizer: Path, heldout: float = 0.5) -> Path:
     """A data set of made-up text, a share of it held out, made with the tokenizer in a folder or file."""
     text = folder.with_suffix(".txt")
     text.write_text(plain(made_up(40)))
-    build = BuildOptions(heldout=heldout, workers=1)
-    prepare([str(text)], out=folder, tokenizer=TokenizerChoice(tokenizer), build=build, progress=Silent())
+    build = PrepareOptions(heldout=heldout, workers=1)
+    prepare([str(text)], out=folder, tokenizer=TokenizerChoice(tokenizer), options=build, progress=Silent())
     return folder
 
 

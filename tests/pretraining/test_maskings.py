@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from discern.data.check import check
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.shards import TokenData
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -41,9 +41,9 @@ def english(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set whose vocabulary cuts some words into pieces."""
     folder = tmp_path_factory.mktemp("english")
     (folder / "text.txt").write_text(plain(made_up(200, seed=1)).replace("cat", "wildcat"))
-    build = BuildOptions(heldout=0.1, workers=1)
+    build = PrepareOptions(heldout=0.1, workers=1)
     choice = TokenizerChoice(write_vocabulary(folder / "vocab.txt"))
-    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=choice, build=build, progress=Silent())
+    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=choice, options=build, progress=Silent())
     return folder / "data"
 
 
@@ -56,7 +56,7 @@ def chinese(folder: Path, segmenter: SegmenterName) -> dict[str, Any]:
         "out": folder / segmenter,
         "tokenizer": TokenizerChoice(folder / "vocab.txt"),
         "corpus": CorpusOptions(documents="line"),
-        "build": BuildOptions(segmenter, heldout=0.1, workers=1),
+        "options": PrepareOptions(segmenter, heldout=0.1, workers=1),
         "progress": Silent(),
     }
 

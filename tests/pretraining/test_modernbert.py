@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import discern
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.model_files.export import export
@@ -46,8 +46,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             words.append(follows if rng.random() < 0.8 else rng.choice(WORDS))
         lines.append(" ".join(words) + "." + ("\n" if len(lines) % 9 == 8 else ""))
     (folder / "text.txt").write_text("\n".join(lines))
-    choice, build = TokenizerChoice(train="wordpiece", vocab_size=150), BuildOptions(heldout=0.1, workers=1)
-    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=choice, build=build, progress=Silent())
+    choice, build = TokenizerChoice(train="wordpiece", vocab_size=150), PrepareOptions(heldout=0.1, workers=1)
+    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=choice, options=build, progress=Silent())
     return folder / "data"
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
@@ -44,6 +44,6 @@ def test_an_interrupted_preparation_can_be_repeated(number: signal.Signals, code
     assert workers
     assert not alive
     (tmp_path / "text").write_text(text)
-    tokenizer, build = TokenizerChoice(vocabulary), BuildOptions(workers=1)
-    prepare([str(tmp_path / "text")], out=out, tokenizer=tokenizer, build=build, progress=Silent())
+    tokenizer, build = TokenizerChoice(vocabulary), PrepareOptions(workers=1)
+    prepare([str(tmp_path / "text")], out=out, tokenizer=tokenizer, options=build, progress=Silent())
     assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "text", "vocab.txt"]

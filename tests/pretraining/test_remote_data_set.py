@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.sources import object_stores
 from discern.data.tokenizer.choice import TokenizerChoice
@@ -28,8 +28,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of several shards on this machine."""
     folder = tmp_path_factory.mktemp("local")
     (folder / "text").write_text(plain(made_up(200)))
-    choice, build = TokenizerChoice(write_vocabulary(folder / "vocab.txt")), BuildOptions(workers=1, shard_tokens=1500)
-    prepare([str(folder / "text")], out=folder / "data", tokenizer=choice, build=build, progress=Silent())
+    choice, build = TokenizerChoice(write_vocabulary(folder / "vocab.txt")), PrepareOptions(workers=1, shard_tokens=1500)
+    prepare([str(folder / "text")], out=folder / "data", tokenizer=choice, options=build, progress=Silent())
     return folder / "data"
 
 

@@ -17,11 +17,10 @@ from discern.api.arguments import Logged, checks_choices, requested_tasks
 from discern.config.schema import toml_value
 from discern.data import prepare as preparing
 from discern.data.curation.contamination import EvaluationFiles
-from discern.data.dataset.build import BuildOptions
-from discern.data.executors import available_cores
-from discern.data.reports import warnings_of
+from discern.data.executors import EngineName, available_cores
+from discern.data.job import PrepareOptions
+from discern.data.prepare import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
-from discern.data.stages.engines import EngineName
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
 from discern.data.tokenizer.words import SegmenterName
@@ -59,8 +58,11 @@ def prepare(
     train_tokenizer: TokenizerKind | None = None,
     vocab_size: int | None = None,
     lowercase: bool | None = None,
+    keep_accents: bool = False,
     documents: DocumentRule = "auto",
-    text_field: str | None = None,
+    text_field: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
+    encoding: str | None = None,
     language: str | None = None,
     license: str | None = None,
     segmenter: SegmenterName | None = None,
@@ -82,6 +84,10 @@ def prepare(
         out: output folder of the data set.
         tokenizer: a tokenizer.json, a vocab.txt or a model folder; None: train one.
         train_tokenizer: kind of tokenizer to train on the input, with `vocab_size` entries: 'wordpiece', 'bpe' or 'unigram'.
+        keep_accents: whether a WordPiece that lower-cases keeps accents, which it removes otherwise, as in BERT.
+        text_field: field or column of the text; `PATTERN:NAME` for the inputs that match a pattern.
+        exclude: patterns of files to leave out of folders and archives.
+        encoding: encoding of the text; None: UTF-8, and detected where a file is not.
         language: language code of the text. If neither tokenizer argument is given, a tokenizer that suits it is trained.
         license: license of the text, for the model cards of models trained on it.
         against: evaluation files to look for in the text, for `overlap` in the result and the model cards.
@@ -98,12 +104,12 @@ def prepare(
         DataError: the input cannot be read, or `out` holds something else.
     """
     listener = progress or Logged()
-    asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase)
+    asked = TokenizerChoice(_model(tokenizer, listener), train_tokenizer, vocab_size, lowercase, keep_accents)
     choice, chosen, code = preparing.in_language(language, asked, segmenter, lambda line: listener.note(f"warning: {line}"))
     paths, fields = _listed(against), _listed(against_field)
     if fields and not paths:
         raise ConfigError("against_field names fields of evaluation files, but none is given", hint="add against=FILE")
-    build = BuildOptions(
+    options = PrepareOptions(
         chosen,
         heldout,
         seed,
@@ -115,8 +121,10 @@ def prepare(
         tuple(map(str, _listed(inputs))),
         out=Path(out),
         tokenizer=choice,
-        corpus=CorpusOptions(documents, text_field),
-        build=build,
+        corpus=CorpusOptions(
+            documents, text_fields=tuple(_listed(text_field)), exclude=tuple(_listed(exclude)), encoding=encoding
+        ),
+        options=options,
         overwrite=overwrite,
         language=code,
         license=license,

@@ -2,35 +2,29 @@
 
 from __future__ import annotations
 
-from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from discern.cli.console import Console, JsonOption, command
+from discern.cli.console import JsonOption, command
 from discern.cli.options import refuse_together
-from discern.cli.prepare_text import show, show_check, show_part
+from discern.cli.prepare_text import show, show_check
 from discern.errors import ConfigError
-
-if TYPE_CHECKING:
-    from types import ModuleType
-
-_OF_MERGE = ("merge", "out", "workers", "engine", "overwrite", "json_output")
 
 
 def prepare(
     inputs: Annotated[
-        list[str] | None,
+        list[str],
         typer.Argument(
             metavar="INPUT",
             show_default=False,
             help="Files, folders, patterns, addresses (https://, s3://, gs://, hf://), '-' for standard input, or "
-            "hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, "
-            "JSON lines, parquet, WikiExtractor's <doc>, and tar archives of them, nested or not; each plain or compressed by "
-            "gz, xz, zst or bz2. The format is detected from the content.",
+            "hf:NAME[:CONFIGURATION[:SPLIT]]. Formats: text, CSV, TSV, JSON lines or arrays, parquet, HTML, WARC, "
+            "WikiExtractor's <doc>, token ids (.npy, .bin, input_ids), and tar or zip archives of them, nested or not; each "
+            "plain or compressed by gz, xz, zst or bz2. The format is detected from the content.",
         ),
-    ] = None,
+    ],
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DATA", help="Folder or s3://, gs:// or hf:// address of the new data set.")
     ] = None,
@@ -58,16 +52,43 @@ def prepare(
             "from its entries; for a trained tokenizer, wordpiece lower-cases and the others do not.",
         ),
     ] = None,
+    keep_accents: Annotated[
+        bool,
+        typer.Option(
+            "--keep-accents",
+            help="With --lowercase and a WordPiece: keep accents, where they make another letter (möchte, mochte). BERT's "
+            "removes them.",
+        ),
+    ] = False,
     documents: Annotated[
         Literal["auto", "blank-line", "file", "line", "record"],
         typer.Option("--documents", help="What ends a document. auto: the end of a <doc> or record, otherwise a blank line."),
     ] = "auto",
     text_field: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(
             "--text-field",
             metavar="NAME",
-            help="Field or column that holds the text. Default: 'text', or the only text column of a CSV or TSV file.",
+            help="Field or column that holds the text; PATTERN:NAME for the inputs that match a pattern, such as "
+            "'reviews.csv:review'. May be repeated. Default: found by its name, or as the only one with text.",
+            show_default=False,
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--exclude",
+            metavar="PATTERN",
+            help="Leave out files of folders and archives that match a pattern, such as '*.js'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
+    encoding: Annotated[
+        str | None,
+        typer.Option(
+            "--encoding",
+            metavar="NAME",
+            help="Encoding of the text, such as latin-1. Default: UTF-8; of a file that is not, it is detected.",
             show_default=False,
         ),
     ] = None,
@@ -91,11 +112,11 @@ def prepare(
         ),
     ] = None,
     segmenter: Annotated[
-        Literal["none", "jieba"] | None,
+        Literal["none", "jieba", "fugashi", "kiwipiepy", "pythainlp"] | None,
         typer.Option(
             "--segmenter",
-            help="Word segmenter for whole-word masking; token ids do not depend on it. Default: none; jieba for Chinese, "
-            "if it is installed.",
+            help="Word segmenter for whole-word masking: jieba for Chinese, fugashi for Japanese, kiwipiepy for Korean, "
+            "pythainlp for Thai; token ids do not depend on it. Default: that of --language, if it is installed.",
             show_default=False,
         ),
     ] = None,
@@ -158,19 +179,6 @@ def prepare(
             "machines share.",
         ),
     ] = "local",
-    part: Annotated[
-        str | None,
-        typer.Option(
-            "--part",
-            metavar="I/N",
-            help="Prepare only share I of N, counted from 0, for batch schedulers. Give all shares the same --out; when all are "
-            "done, --merge combines them.",
-            show_default=False,
-        ),
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="Combine the shares that --part prepared into a data set; takes no INPUT.")
-    ] = False,
     check: Annotated[bool, typer.Option("--check", help="Check the input for problems without writing anything.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an existing data set in DATA.")] = False,
     json_output: JsonOption = False,
@@ -185,95 +193,43 @@ def prepare(
 
     Example: discern prepare wiki/ --out DATA --tokenizer vocab.txt --engine ray
     """
-    asked_for = dict(locals())
     with command(json_output=json_output) as console:
-        from discern.data import prepare as work
+        from discern.data import prepare as preparing
         from discern.data.check import check as check_input
         from discern.data.curation.contamination import EvaluationFiles
-        from discern.data.dataset.build import BuildOptions
         from discern.data.executors import available_cores
-        from discern.data.remote import remote_address
+        from discern.data.job import PrepareOptions
         from discern.data.sources.documents import CorpusOptions
         from discern.data.tokenizer.choice import TokenizerChoice
 
         if against_field and not against:
             raise ConfigError("--against-field names fields of evaluation files, but none is given", hint="add --against FILE")
-        share = _share(part)
-        if out is not None and (merge or share is not None) and remote_address(out) is not None:
-            raise ConfigError("--part and --merge need a folder that all machines share", hint="give a folder as --out")
-        if merge:
-            _merge(asked_for, out, work, workers, console, overwrite=overwrite, engine=engine)
-            return
-        if not inputs:
-            raise ConfigError("no INPUT is given", hint="give files or folders; see discern prepare --help")
-        evaluation = EvaluationFiles(against, against_field or ()) if against else None
         if tokenizer is not None:
             tokenizer = console.local_model(tokenizer)
-        asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
-        choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
-        corpus = CorpusOptions(documents, text_field)
-        cores = workers or available_cores()
-        rules = tuple(filters or ())
-        build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)
-        shared: dict[str, Any] = {"tokenizer": choice, "corpus": corpus, "build": build, "progress": console.progress}
-        described: dict[str, Any] = {"out": out, "language": code, "license": license, "engine": engine}
+        given = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase, keep_accents)
+        choice, chosen, code = preparing.in_language(language, given, segmenter, console.warn)
+        shared: dict[str, Any] = {
+            "tokenizer": choice,
+            "corpus": CorpusOptions(
+                documents, text_fields=tuple(text_field or ()), exclude=tuple(exclude or ()), encoding=encoding
+            ),
+            "options": PrepareOptions(
+                chosen,
+                heldout,
+                seed,
+                workers=workers or available_cores(),
+                near_duplicates=near_duplicates,
+                filters=tuple(filters or ()),
+            ),
+            "against": EvaluationFiles(against, against_field or ()) if against else None,
+            "progress": console.progress,
+        }
         if check:
-            unfit = {"--near-duplicates": near_duplicates is not None, "--part": part is not None}
-            refuse_together("--check", {**unfit, "--engine ray": engine != "local"})
-            show_check(check_input(inputs, exclude=out, against=evaluation, **shared), console)
+            refuse_together("--check", {"--engine ray": engine != "local"})
+            show_check(check_input(inputs, exclude=out, **shared), console)
             return
         if out is None:
             choice.check()
             raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
-        if share is not None:
-            refuse_together("--part", {"--against": evaluation is not None, "--overwrite": overwrite})
-            show_part(work.prepare_part(inputs, part=share[0], parts=share[1], **shared, **described), console)
-            return
-        show(work.prepare(inputs, overwrite=overwrite, against=evaluation, **shared, **described), console, tokenizer)
-
-
-def _share(part: str | None) -> tuple[int, int] | None:
-    """The share that `--part I/N` names.
-
-    Raises:
-        ConfigError: it is of another form.
-    """
-    if part is None:
-        return None
-    number, slash, of = part.partition("/")
-    if not (slash and number.isdecimal() and of.isdecimal() and int(number) < int(of)):
-        raise ConfigError(
-            f"--part is {part!r}, expected I/N: the number of the share, counted from 0, and the number of shares",
-            hint="for the first of three shares, give --part 0/3; for the last, --part 2/3",
-        )
-    return int(number), int(of)
-
-
-def _merge(
-    asked_for: dict[str, object],
-    out: Path | None,
-    work: ModuleType,
-    workers: int | None,
-    console: Console,
-    *,
-    overwrite: bool,
-    engine: str,
-) -> None:
-    """Make the data set of the shares that were prepared."""
-    from discern.data.executors import available_cores
-
-    if (unfit := _unfit_for_merge(asked_for)) is not None:
-        where = "" if unfit in ("--check", "--against", "--against-field") else "; it was set when the shares were prepared"
-        raise ConfigError(f"{unfit} cannot be combined with --merge{where}", hint="discern prepare --merge --out DATA")
-    if out is None:
-        raise ConfigError("no output folder is given", hint="add --out DATA, the folder that was given to the shares")
-    report = work.merge(out, workers=workers or available_cores(), overwrite=overwrite, engine=engine, progress=console.progress)
-    show(report, console, None)
-
-
-def _unfit_for_merge(asked_for: dict[str, object]) -> str | None:
-    """An argument that was given although the shares were made with it or without it; None if there is none."""
-    for name, parameter in signature(prepare).parameters.items():
-        if name not in _OF_MERGE and asked_for[name] not in (parameter.default, [], ()):
-            return {"inputs": "INPUT", "filters": "--filter"}.get(name, f"--{name.replace('_', '-')}")
-    return None
+        report = preparing.prepare(inputs, out=out, overwrite=overwrite, language=code, license=license, engine=engine, **shared)
+        show(report, console, tokenizer)

@@ -10,13 +10,14 @@ from discern.cli.outputs import after_prepare
 from discern.wording import counted
 
 if TYPE_CHECKING:
+    from discern.data.check import CheckReport
     from discern.data.curation.contamination import FileOverlap
-    from discern.data.reports import CheckReport, PartReport, PrepareReport
+    from discern.data.prepare import PrepareReport
 
 
 def show(report: PrepareReport, console: Console, tokenizer: Path | None) -> None:
     """Print the result of `prepare`, after warnings."""
-    from discern.data.reports import warnings_of
+    from discern.data.prepare import warnings_of
 
     for problem in report.manifest.problems:
         console.warn(str(problem))
@@ -26,15 +27,6 @@ def show(report: PrepareReport, console: Console, tokenizer: Path | None) -> Non
         were = "was" if len(report.repaired) == 1 else "were"
         console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
     console.result(report.values(), text=_text(report, tokenizer))
-
-
-def show_part(report: PartReport, console: Console) -> None:
-    """Print the result of a share."""
-    text = (
-        f"part {report.part}/{report.parts} of {report.folder}: {report.pieces:,} of {report.of_pieces:,} pieces in "
-        f"{report.seconds:.1f} s\nwhen all parts are done: discern prepare --merge --out {report.folder}"
-    )
-    console.result(report.values(), text=text)
 
 
 def _text(report: PrepareReport, tokenizer: Path | None) -> str:
@@ -60,7 +52,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
             *(f"  {line}" for line in _overlap_lines(manifest.overlap)),
-            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") == "jieba"),
+            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") != "none"),
         ]
     )
 
@@ -81,28 +73,31 @@ def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
 
 def show_check(report: CheckReport, console: Console) -> None:
     """Print the result of a check. Fails if `prepare` would."""
-    from discern.data.reports import overlap_values, unknown_tokens_warning
     from discern.errors import DataError
 
-    found = [f"error: {error}" for error in report.errors] + [str(problem) for problem in report.problems]
+    statistics = report.statistics
     amounts = {"document": report.documents, "sentence": report.sentences, "character": report.characters}
     summary = ", ".join(counted(amount, unit) for unit, amount in amounts.items())
-    if report.statistics is not None:
-        found += [warning] if (warning := unknown_tokens_warning(report.statistics)) else []
-        summary += f", {counted(report.statistics.tokens, 'token')} ({report.statistics.unknown_fraction:.3%} unknown)"
-        summary += f", {counted(report.statistics.duplicates, 'exact duplicate')}"
-    left_out = [f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()]
-    values = vars(report) | {
-        "statistics": report.statistics.model_dump() if report.statistics is not None else None,
-        "problems": [problem.model_dump() for problem in report.problems],
-        "errors": list(report.errors),
-        "overlap": overlap_values(report.overlap),
-    }
+    if report.tokenized:
+        summary += f", {counted(statistics.tokens, 'token')} ({statistics.unknown_fraction:.3%} unknown)"
+    languages = ", ".join(f"{code} {share:.0%}" for code, share in list(report.languages.items())[:5])
     is_empty = report.documents == sum((report.filtered or {}).values())
-    lines = [summary, *left_out, *(found or ["no problems found"] * (not is_empty)), *_overlap_lines(report.overlap)]
+    remarks = [*(f"error: {error}" for error in report.errors), *map(str, report.problems), *report.advice]
+    lines = [
+        *([summary] if report.documents else []),
+        *([f"languages: {languages}"] if languages else []),
+        *(f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()),
+        *(remarks or ["no problems found"] * (not is_empty)),
+        *_overlap_lines(report.overlap),
+    ]
+    values = vars(report) | {
+        "statistics": statistics.model_dump() if report.tokenized else None,
+        "problems": [problem.model_dump() for problem in report.problems],
+        "overlap": None if report.overlap is None else [each.model_dump(mode="json") for each in report.overlap],
+    }
     console.result(values, text="\n".join(lines))
     if report.errors or is_empty:
-        reason, hint = "the input contains no text", "give files with UTF-8 text"
+        reason, hint = "the input contains no text", "give files with text"
         if report.errors:
             reason, hint = f"{len(report.errors)} of the inputs cannot be read", "mend them, or leave them out"
         elif report.documents:

@@ -1,27 +1,30 @@
-"""Worker processes: the parent's side, and the code that runs in the child.
+"""Executors with the interface of `concurrent.futures`: processes of this machine, or the tasks of a Ray cluster.
 
-A worker is a plain child process rather than one of `multiprocessing`: it needs no fork of a process with threads and no second
-run of the caller's main module, and it ends by itself when its parent dies, because its input ends.
+Another kind of cluster needs `submit` and `shutdown` and nothing else: text, tokens and results are files, so that only the name
+of a function, its arguments and an error travel.
 """
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import pickle
 import queue
+import socket
 import subprocess
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from types import TracebackType
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from contextlib import suppress
+from importlib.util import find_spec
+from typing import Any, Literal, TypeVar
 
-from discern.errors import DataError, DiscernError
+from discern.errors import ConfigError, DataError, DiscernError
 
-Message = TypeVar("Message")
-Reply = TypeVar("Reply")
+EngineName = Literal["local", "ray"]
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 
 def available_cores() -> int:
@@ -29,160 +32,92 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1  # macOS has no such limit
 
 
-class WorkerDiedError(DataError):
-    """A worker process ended without being told to."""
+def ordered_map(
+    executor: Executor, function: Callable[[Item], Result], items: Iterable[Item], *, pending: int
+) -> Iterator[Result]:
+    """The results in the order of the items, of which at most `pending` are taken ahead; `Executor.map` takes all of them."""
+    futures: deque[Future[Result]] = deque()
+    for item in items:
+        futures.append(executor.submit(function, item))
+        if len(futures) >= pending:
+            yield futures.popleft().result()
+    while futures:
+        yield futures.popleft().result()
 
 
-class WorkerProcess(Generic[Message, Reply]):
-    """A process that answers messages, one at a time.
+class ProcessExecutor(Executor):
+    """Processes of this machine, which end when this process ends, however it does.
+
+    They are plain child processes rather than those of `multiprocessing`: these need a fork of a process with threads, or a
+    second run of the caller's main module, and stay behind when their parent is killed.
 
     Args:
-        make: importable function that returns the service, which maps a message to its reply.
-        arguments: arguments of `make`.
-        threads: number of threads that the tokenizers library may use in the process.
+        workers: number of processes.
+        threads: number of threads that the tokenizers library may use in each.
     """
 
-    def __init__(self, make: Callable[..., Callable[[Message], Reply]], arguments: tuple[object, ...], threads: int) -> None:
-        environment = os.environ | {
-            "RAYON_NUM_THREADS": str(threads),
-            "TOKENIZERS_PARALLELISM": "true" if threads > 1 else "false",
-        }
+    def __init__(self, workers: int, threads: int = 1) -> None:
+        self._threads = ThreadPoolExecutor(workers)
+        self._idle: queue.SimpleQueue[subprocess.Popen[bytes]] = queue.SimpleQueue()
+        environment = {"RAYON_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": str(threads > 1).lower()}
         program = "import sys; sys.path[:] = sys.argv[1:]; from discern.data.executors import serve; serve()"
         # A process group of its own: Ctrl-C in the terminal reaches only the parent, which ends its workers itself.
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program, *sys.path],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=environment,
-            process_group=0,
-        )
-        self._first: tuple[object, ...] | None = (make, arguments)
+        self._processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", program, *sys.path],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env=os.environ | environment,
+                process_group=0,
+            )
+            for _ in range(workers)
+        ]
+        for process in self._processes:
+            self._idle.put(process)
 
-    def __enter__(self) -> WorkerProcess[Message, Reply]:
-        return self
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        return self._threads.submit(self._call, function, arguments)
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self.kill()
-        self.close()
-
-    def ask(self, message: Message) -> Reply:
-        """Send a message and wait for the reply.
-
-        Raises:
-            WorkerDiedError: the process died.
-            DiscernError: the service raised it.
-        """
+    def _call(self, *call: Any) -> Any:
+        """The result of a call in an idle process. Runs in a thread."""
+        process = self._idle.get()
+        assert process.stdin is not None
+        assert process.stdout is not None
         try:
-            if self._first is not None:
-                self._send(self._first)
-                self._first = None
-            self._send(message)
-            assert self._process.stdout is not None
-            reply, error = pickle.load(self._process.stdout)
+            pickle.dump(call, process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
+            process.stdin.flush()
+            result, error = pickle.load(process.stdout)
         except (EOFError, BrokenPipeError, pickle.UnpicklingError) as problem:
-            raise WorkerDiedError(
-                f"a worker process ended unexpectedly (exit status {self._process.wait()})",
+            raise DataError(
+                f"a worker process ended unexpectedly (exit status {process.wait()})",
                 hint="if memory ran out, use fewer --workers; otherwise see its output above",
             ) from problem
+        finally:
+            self._idle.put(process)
         if error is not None:
             raise error
-        answer: Reply = reply
-        return answer
+        return result
 
-    def kill(self) -> None:
-        """End the process now. An `ask` in another thread fails."""
-        self._process.kill()
-
-    def close(self) -> None:
-        """Free the resources of a process that was killed."""
-        self._process.wait()
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream is not None:
-                with contextlib.suppress(BrokenPipeError):  # the rest of a message that is no longer read
-                    stream.close()
-
-    def _send(self, message: Any) -> None:
-        assert self._process.stdin is not None
-        pickle.dump(message, self._process.stdin, protocol=pickle.HIGHEST_PROTOCOL)
-        self._process.stdin.flush()
-
-
-class WorkerPool(Generic[Message, Reply]):
-    """Several processes with the same service, each with one thread.
-
-    Args:
-        make: importable function that returns the service.
-        arguments: arguments of `make`.
-        workers: number of processes.
-    """
-
-    def __init__(self, make: Callable[..., Callable[[Message], Reply]], arguments: tuple[object, ...], workers: int) -> None:
-        self._workers: list[WorkerProcess[Message, Reply]] = []
-        self._idle: queue.SimpleQueue[WorkerProcess[Message, Reply]] = queue.SimpleQueue()
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="worker")
-        try:
-            for _ in range(workers):
-                self._workers.append(WorkerProcess(make, arguments, threads=1))
-                self._idle.put(self._workers[-1])
-        except BaseException:
-            self._stop()
-            raise
-
-    def __enter__(self) -> WorkerPool[Message, Reply]:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._stop()
-
-    def map(self, messages: Iterable[Message]) -> Iterator[Reply]:
-        """The replies in the order of the messages. At most two messages per process are in progress.
-
-        Raises:
-            DataError: a process died.
-            DiscernError: the service raised it.
-        """
-        pending: deque[Future[Reply]] = deque()
-        for message in messages:
-            pending.append(self._threads.submit(self._ask, message))
-            if len(pending) >= 2 * len(self._workers):
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-
-    def _ask(self, message: Message) -> Reply:
-        """Ask an idle process. Runs in a thread."""
-        worker = self._idle.get()
-        try:
-            return worker.ask(message)
-        finally:
-            self._idle.put(worker)
-
-    def _stop(self) -> None:
-        for worker in self._workers:
-            worker.kill()
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the processes now."""
+        for process in self._processes:
+            process.kill()
         self._threads.shutdown(wait=True, cancel_futures=True)
-        for worker in self._workers:
-            worker.close()
-
-
-Service = Callable[[Any], Any]
-"""A function from a message to its reply."""
+        for process in self._processes:
+            process.wait()
+            for stream in (process.stdin, process.stdout):
+                assert stream is not None
+                with suppress(BrokenPipeError):  # the rest of a message that is no longer read
+                    stream.close()
 
 
 def serve() -> None:
-    """Answer messages on standard input with `(reply, error)` on standard output; runs in the child.
-
-    The first message is a function and its arguments; the function returns the service.
-    """
-    incoming = sys.stdin.buffer
+    """Answer calls on standard input with `(result, error)` on standard output; runs in the child."""
     outgoing = os.fdopen(os.dup(sys.stdout.fileno()), "wb")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # output of libraries must not mix with the replies
     try:
-        make, arguments = pickle.load(incoming)
-        service: Service = make(*arguments)
         while True:
-            reply = _reply(service, pickle.load(incoming))
-            pickle.dump(reply, outgoing, protocol=pickle.HIGHEST_PROTOCOL)
+            pickle.dump(reply_to(*pickle.load(sys.stdin.buffer)), outgoing, protocol=pickle.HIGHEST_PROTOCOL)
             outgoing.flush()
     except EOFError:  # no more work
         return
@@ -190,8 +125,93 @@ def serve() -> None:
         os._exit(1)
 
 
-def _reply(service: Service, message: Any) -> tuple[Any, DiscernError | None]:
+def reply_to(function: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[Any, DiscernError | None]:
+    """The result of a call, or the error that it raised on purpose."""
     try:
-        return service(message), None
+        return function(*arguments), None
     except DiscernError as problem:
         return None, problem
+
+
+ADDRESS = "RAY_ADDRESS"
+_RETRIES = 20
+_ANSWER_SECONDS = 10
+
+
+class RayExecutor(Executor):
+    """The cluster of `RAY_ADDRESS`, or one on this machine, which ends with the executor.
+
+    A task of a machine that died is run again elsewhere, up to 20 times; one that raises a `DiscernError` is not.
+
+    Args:
+        workers: number of tasks at a time, if a cluster is started on this machine.
+
+    Raises:
+        ConfigError: the extra `ray` is not installed.
+        DataError: no cluster answers, it cannot be started, or it has no processors.
+    """
+
+    def __init__(self, workers: int) -> None:
+        if find_spec("ray") is None:
+            raise ConfigError("--engine ray needs the package ray, which is not installed", hint="pip install 'discern-nlp[ray]'")
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+        # Without a GPU of its own, a task would not see those of the machine; Ray warns that this will change.
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        import ray
+
+        self._ray: Any = ray
+        address = os.environ.get(ADDRESS)
+        here: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
+        try:
+            if address is not None:
+                _connect(address)
+            ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **here)
+        except (OSError, RuntimeError, ValueError) as problem:
+            if address:
+                hint = (
+                    f"ray status --address {address} shows whether it is running; without {ADDRESS}, Ray starts on this machine"
+                )
+                raise DataError(f"no Ray cluster answers at {ADDRESS}={address}", hint=hint) from problem
+            raise DataError(f"Ray cannot start on this machine: {problem}", hint="use --engine local") from problem
+        if self._ray.cluster_resources().get("CPU", 0) < 1:
+            raise DataError("the Ray cluster has no CPUs for tasks", hint="add a machine: ray start --address HEAD:6379")
+        options = {"num_cpus": 1, "max_retries": _RETRIES, "retry_exceptions": False, "scheduling_strategy": "SPREAD"}
+        self._reply_to = ray.remote(reply_to).options(**options)
+
+    def submit(self, function: Callable[..., Any], /, *arguments: Any) -> Future[Any]:  # type: ignore[override]
+        future: Future[Any] = Future()
+
+        def finish(done: Future[Any]) -> None:
+            try:
+                result, error = done.result()
+            except self._ray.exceptions.RayError as problem:
+                hint = "check that discern is installed on every machine, then run the same command again to continue"
+                result, error = None, DataError(f"a task failed on the Ray cluster: {problem}", hint=hint)
+            if error is None:
+                future.set_result(result)
+            else:
+                future.set_exception(error)
+
+        self._reply_to.remote(function, arguments).future().add_done_callback(finish)
+        return future
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """Leave the cluster."""
+        self._ray.shutdown()
+
+
+def _connect(address: str) -> None:
+    """Check that something listens at an address HOST:PORT; Ray itself waits for minutes.
+
+    Raises:
+        OSError: nothing does.
+    """
+    host, colon, port = address.removeprefix("ray://").rpartition(":")
+    if colon and port.isdecimal():  # rather than "auto" or "local"
+        with suppress(OverflowError):
+            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
+
+
+def executor_of(engine: EngineName, workers: int) -> Executor:
+    """The executor of an engine, with this number of processes if they run on this machine."""
+    return RayExecutor(workers) if engine == "ray" else ProcessExecutor(workers)

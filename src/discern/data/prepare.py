@@ -1,47 +1,116 @@
-"""Prepare a data set: text through a tokenizer into shards."""
+"""Prepare a data set: text through a tokenizer into shards.
+
+The inputs are cut into pieces, and a worker reads, filters and tokenizes each into a part, see `discern.data.job`. Here the parts
+are merged: documents get their splits, and the shards are written in order. So the data set is the same, byte for byte, wherever
+the work runs, by how many workers, and however often it was interrupted.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor, as_completed
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any, cast
 
+import numpy as np
 from tokenizers import Tokenizer
 
-from discern.data.curation.contamination import EvaluationFiles, FileOverlap, OverlapSearch
+from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import all_left_out
-from discern.data.dataset.build import BuildOptions, Built, build_shards
-from discern.data.dataset.manifest import Manifest, Setting
-from discern.data.dataset.publish import (
-    configuration,
-    describe,
-    existing_data_set,
-    other_data_set,
-    refuse_foreign,
-    repair,
-    write_header,
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters
+from discern.data.dataset.manifest import (
+    COUNTS_NAME,
+    SPLITS,
+    TOKENIZER_NAME,
+    FileInfo,
+    Manifest,
+    NearDuplicates,
+    Setting,
+    SplitInfo,
+    SplitName,
+    Statistics,
+    TokenizerInfo,
+    data_fingerprint,
 )
-from discern.data.executors import available_cores
+from discern.data.dataset.publish import existing_data_set, other_data_set, refuse_foreign, repair, write_header
+from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter, StatisticsCounter
+from discern.data.executors import EngineName, available_cores, executor_of, ordered_map
+from discern.data.job import (
+    ChunkResult,
+    Job,
+    Mapping,
+    PrepareOptions,
+    folders_beside,
+    links_of_band,
+    make_piece,
+    piece_results,
+    problems_of,
+    signatures_of,
+)
 from discern.data.languages import find_language
-from discern.data.object_stores import shown
-from discern.data.remote import remote_address
-from discern.data.reports import PartReport, PrepareReport
-from discern.data.sources.corpus import Corpus, CorpusProgress
+from discern.data.remote import remote_address, shown
+from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
-from discern.data.stages.engines import Engine, EngineName, engine_of
-from discern.data.stages.run import Work
-from discern.data.tokenizer import fingerprint, load_tokenizer
-from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
+from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, strips_accents, vocab_size
+from discern.data.tokenizer.choice import TokenizerChoice, train_on
+from discern.data.tokenizer.encoding import token_dtype
+from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
 from discern.data.tokenizer.words import SegmenterName
 from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
-from discern.storage.output import OutputFolder, StagedFolder
+from discern.storage.files import cannot_write, write_bytes, write_file
+from discern.storage.output import OutputFolder, StagedFolder, check_apart
 
+FEW_HELDOUT_DOCUMENTS = 10
+"""With fewer held-out documents, metrics depend on which documents are held out."""
+_LEAST_TRAINED_ON = 0.8
+"""Fraction of the text to train on, of the fraction that was asked for, below which the held-out part is too large."""
+_INFO_NAME = "tokenizer-info.json"
 _LONGEST_LICENSE = 200
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """The result of `prepare`.
+
+    Attributes:
+        folder: folder or address of the data set.
+        unchanged: whether the data set already existed with identical content. Its record of `overlap` may be new.
+        repaired: names of the files that were damaged or missing in an existing data set and have been replaced.
+    """
+
+    folder: Path | str
+    manifest: Manifest
+    seconds: float
+    unchanged: bool
+    repaired: tuple[str, ...] = ()
+
+    def values(self) -> dict[str, Any]:
+        """Statistics and properties of the data set in one dictionary, as `--json` prints it."""
+        manifest = self.manifest
+        near, splits = manifest.near_duplicates, manifest.splits
+        return {
+            **manifest.statistics.model_dump(),
+            "train_documents": splits["train"].num_documents,
+            "heldout_documents": splits["heldout"].num_documents,
+            "train_tokens": splits["train"].num_tokens,
+            "heldout_tokens": splits["heldout"].num_tokens,
+            "vocab_size": manifest.tokenizer.vocab_size,
+            **manifest.model_dump(mode="json", include={"tokenizer", "filtered", "fingerprint", "problems", "overlap"}),
+            "near_duplicates": near.removed if near is not None else None,
+            "unchanged": self.unchanged,
+            "repaired": list(self.repaired),
+            "seconds": self.seconds,
+            "tokens_per_second": manifest.statistics.tokens / self.seconds,
+        }
 
 
 def in_language(
@@ -58,14 +127,14 @@ def in_language(
     """
     if code is None:
         return choice, segmenter or "none", None
-    spoken = find_language(code)
-    chosen = segmenter or spoken.installed_segmenter()
-    if segmenter is None and chosen != spoken.segmenter:
+    language = find_language(code)
+    chosen = segmenter or language.installed_segmenter()
+    if segmenter is None and chosen != language.segmenter:
         warn(
-            f"{spoken.name} words are not segmented, as {spoken.segmenter} is not installed; to mask whole words: "
-            "pip install 'discern-nlp[zh]'"
+            f"{language.name} words are not segmented, as {language.segmenter} is not installed; to mask whole words: "
+            f"pip install 'discern-nlp[{language.code}]'"
         )
-    return spoken.completed(choice), chosen, spoken.code
+    return language.completed(choice), chosen, language.code
 
 
 def prepare(
@@ -74,7 +143,7 @@ def prepare(
     out: Path,
     tokenizer: TokenizerChoice,
     corpus: CorpusOptions | None = None,
-    build: BuildOptions | None = None,
+    options: PrepareOptions | None = None,
     overwrite: bool = False,
     language: str | None = None,
     license: str | None = None,
@@ -84,14 +153,13 @@ def prepare(
 ) -> PrepareReport:
     """Make a data set from text. `out` is either complete or absent; it may be an address such as `s3://BUCKET/DATA`.
 
-    With the engine `ray`, and to remove near-duplicates, the work is done in stages, whose results stay beside `out` until it
-    is complete, so that the same call continues after an interruption. The data set does not depend on the engine.
+    What is done stays beside `out` until that is complete, so that the same call continues after an interruption.
 
     Args:
         inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`.
         tokenizer: the tokenizer to use, or the kind to train.
         corpus: how the input becomes documents.
-        build: how documents become shards.
+        options: how documents become shards.
         overwrite: replace another data set in `out`.
         language: code of the language of the text, for model cards.
         license: license of the text, for model cards.
@@ -103,241 +171,304 @@ def prepare(
             else.
         DataError: the input, the tokenizer or an evaluation file cannot be used, or `out` cannot be written.
     """
+    corpus, options = corpus or CorpusOptions(), options or PrepareOptions(workers=available_cores())
     if (address := remote_address(out)) is not None:
 
         def make(folder: Path) -> PrepareReport:
-            said = {"language": language, "license": license}
-            shared = {"corpus": corpus, "build": build, "against": against, "engine": engine, "progress": progress}
-            return prepare(inputs, out=folder, tokenizer=tokenizer, overwrite=overwrite, **said, **shared)  # type: ignore[arg-type]
+            how: dict[str, Any] = {"corpus": corpus, "options": options, "against": against, "engine": engine}
+            how |= {"language": language, "license": license, "overwrite": overwrite}
+            return prepare(inputs, out=folder, tokenizer=tokenizer, progress=progress, **how)
 
         return uploaded(address, make, overwrite=overwrite, progress=progress)
+
+    # Check everything that needs no work
     began = time.monotonic()
-    asked = _Asked.of(inputs, out, tokenizer, corpus, build, language, license, overwrite=overwrite)
-    in_stages = engine != "local" or asked.build.near_duplicates is not None
-    if in_stages:
-        _refuse_search(against)
-    search = OverlapSearch(against) if against is not None else None
-    with _advising_on_interruption(out, progress, goes_on=in_stages), OutputFolder(asked.target).staged() as folder:
-        if in_stages:
-            with engine_of(engine, asked.build.workers) as runs:
-                work = asked.begin(None, progress, overwrite=overwrite)
-                made = _in_stages(work, runs, folder.path, progress)
-        else:
-            work, made = None, _in_one_pass(asked, search, folder.path, progress)
-        report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
-    if work is not None:
-        work.discard()
-    return report
+    tokenizer.check()
+    options.check()
+    check_apart("--out", out, *map(Path, inputs))
+    given = load_tokenizer(tokenizer.path, tokenizer.lowercase, tokenizer.keep_accents) if tokenizer.path else None
+    settings, target = configuration(tokenizer, corpus, options, language, license), out.resolve()
+    before = existing_data_set(target, settings, overwrite)
+    if before is not None and given is not None and fingerprint(given) != before.tokenizer.fingerprint:
+        raise other_data_set(out, "made with another tokenizer")
+    text = Corpus(inputs, corpus, exclude=target)
+    if text.note is not None:
+        progress.note(text.note)
+    if engine == "ray" and not text.rereadable:
+        raise ConfigError("--engine ray cannot read standard input or a pipe", hint="save the text to a file first")
+    search = ContaminationSearch(against) if against is not None else None
+    job = Job.of(text, options, fingerprint(given) if given is not None else repr(tokenizer), against)
 
-
-def prepare_part(
-    inputs: Sequence[str],
-    *,
-    part: int,
-    parts: int,
-    out: Path,
-    tokenizer: TokenizerChoice,
-    corpus: CorpusOptions | None = None,
-    build: BuildOptions | None = None,
-    language: str | None = None,
-    license: str | None = None,
-    engine: EngineName = "local",
-    progress: Progress,
-) -> PartReport:
-    """Prepare one share of a data set, for a batch scheduler that runs the shares; `merge` then makes the data set.
-
-    Args:
-        part: number of the share, from 0.
-        parts: number of shares.
-
-    Raises:
-        ConfigError: as for `prepare`, or the other shares were started with different settings.
-        DataError: as for `prepare`.
-    """
-    began = time.monotonic()
-    asked = _Asked.of(inputs, out, tokenizer, corpus, build, language, license, overwrite=False)
-    with _advising_on_interruption(out, progress, goes_on=True), engine_of(engine, asked.build.workers) as runs:
-        work = asked.begin(parts, progress)
-        done = work.run_share(runs, part, parts, progress)
-    return PartReport(out, part, parts, len(done), len(work.plan.pieces), time.monotonic() - began)
-
-
-def merge(out: Path, *, workers: int, overwrite: bool = False, engine: EngineName = "local", progress: Progress) -> PrepareReport:
-    """Combine the shares that `prepare_part` prepared into a data set.
-
-    Raises:
-        ConfigError: no share has been prepared, or `out` holds something else.
-        DataError: a share is missing or damaged, or `out` cannot be written.
-    """
-    began = time.monotonic()
-    target = out.resolve()
-    work = Work.begun(target)
-    plan = work.plan
-    before = existing_data_set(target, plan.settings, overwrite)
-    asked = _Asked(plan.inputs, out, target, None, None, plan.corpus, plan.build, plan.settings, before)
-    with _advising_on_interruption(out, progress, goes_on=True), OutputFolder(target).staged() as folder:
-        with engine_of(engine, workers) as runs:
-            made = _in_stages(work, runs, folder.path, progress)
-        report = _publish(asked, made, folder, began, overwrite=overwrite, progress=progress)
-    work.discard()
-    return report
-
-
-@dataclass(frozen=True)
-class _Asked:
-    """What was asked for, after the checks that need no work."""
-
-    inputs: tuple[str, ...]
-    out: Path
-    target: Path
-    choice: TokenizerChoice | None
-    encoder: Tokenizer | None
-    corpus: CorpusOptions
-    build: BuildOptions
-    settings: dict[str, Setting]
-    before: Manifest | None
-
-    @classmethod
-    def of(
-        cls,
-        inputs: Sequence[str],
-        out: Path,
-        choice: TokenizerChoice,
-        corpus: CorpusOptions | None,
-        build: BuildOptions | None,
-        language: str | None,
-        license: str | None,
-        *,
-        overwrite: bool,
-    ) -> _Asked:
-        corpus, build = corpus or CorpusOptions(), build or BuildOptions(workers=available_cores())
-        choice.check()
-        build.check()
-        OutputFolder(out).check(*map(Path, inputs))
-        encoder = load_tokenizer(choice.path, choice.lowercase) if choice.path else None
-        settings = configuration(choice, corpus, build, language, _one_line(license))
-        target = out.resolve()
-        before = existing_data_set(target, settings, overwrite)
-        if before is not None and encoder is not None and fingerprint(encoder) != before.tokenizer.fingerprint:
-            raise other_data_set(out, "made with another tokenizer")
-        return cls(tuple(inputs), out, target, choice, encoder, corpus, build, settings, before)
-
-    def text(self, progress: Progress) -> Corpus:
-        """The documents of the inputs."""
-        found = Corpus(self.inputs, self.corpus, exclude=self.target)
-        if found.note is not None:
-            progress.note(found.note)
-        return found
-
-    def begin(self, parts: int | None, progress: Progress, *, overwrite: bool = False) -> Work:
-        """The work in stages; see `Work.begin`."""
-        assert self.choice is not None
-        return Work.begin(
-            self.target,
-            self.inputs,
-            self.text(progress),
-            self.encoder,
-            self.choice,
-            self.build,
-            self.settings,
-            parts,
-            progress,
-            overwrite=overwrite,
+    # Make the parts, merge them, and publish the data set
+    with OutputFolder(target).staged() as folder, _work_folder(job, target, progress, keep=text.rereadable) as work:
+        encoder, info = _tokenizer_of(work, given, tokenizer, text, options, progress)
+        with executor_of(engine, options.workers) as executor:
+            # On a cluster, a task reads a piece. On this machine, this process reads, and the others tokenize.
+            map_chunks = partial(ordered_map, executor, pending=2 * options.workers) if engine == "local" else None
+            built = _build(job, work, executor, map_chunks, encoder, folder.path, search, progress)
+        problems = problems_of(str(work), len(job.pieces))
+        for line in problems.notes:
+            progress.note(line)
+        if not built.statistics.documents:
+            if built.filtered:
+                raise all_left_out(built.filtered)
+            found = "".join(f"; {problem}" for problem in problems.summary())
+            raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
+        # What is known of the same text is kept.
+        overlap = search.results() if search is not None else before.overlap if before is not None else None
+        manifest = Manifest(
+            fingerprint=data_fingerprint(info.fingerprint, built.splits),
+            dtype=token_dtype(info.vocab_size).name,
+            tokenizer=info,
+            splits=built.splits,
+            token_counts=built.token_counts,
+            statistics=built.statistics,
+            problems=problems.summary(),
+            inputs=tuple(map(shown, inputs)),
+            configuration=settings,
+            versions=job.versions,
+            overlap=overlap,
+            near_duplicates=built.near_duplicates,
+            filtered=built.filtered,
         )
+        write_header(folder.path, encoder, manifest)
+        repaired = _publish(out, folder, before, manifest, overwrite=overwrite)
+    return PrepareReport(out, manifest, time.monotonic() - began, before is not None and not repaired, repaired)
 
 
-@dataclass(frozen=True)
-class _Made:
-    """The shards that were made, and what the manifest says beside them."""
-
-    built: Built
-    tokenizer: Tokenizer
-    trained: TrainedTokenizer | None
-    problems: ProblemLog
-    overlap: tuple[FileOverlap, ...] | None = None
-
-
-def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, progress: Progress) -> _Made:
-    """Read the text once, in this process, and tokenize it in others."""
-    text, problems = asked.text(progress), ProblemLog()
-    trained, encoder = None, asked.encoder
-    if encoder is None:
-        assert asked.choice is not None
-        trained = train_on(text, asked.choice, asked.build.seed, asked.build.workers, progress, asked.build.filters)
-        encoder = trained.tokenizer
-    reading = CorpusProgress(progress, "tokenizing", text)
-    built = build_shards(reading.read(problems), encoder, asked.build, folder, reading, search)
-    overlap = search.results() if search is not None else None
-    return _Made(built, encoder, trained, problems, overlap)
-
-
-def _in_stages(work: Work, engine: Engine, folder: Path, progress: Progress) -> _Made:
-    built, problems = work.run(engine, folder, progress)
-    if not built.statistics.documents:
-        work.discard()  # of no use to another command
-    return _Made(built, work.tokenizer, work.trained, problems)
-
-
-def _publish(
-    asked: _Asked, made: _Made, folder: StagedFolder, began: float, *, overwrite: bool, progress: Progress
-) -> PrepareReport:
-    """Write the manifest and publish the data set, or repair one that is there."""
-    problems = made.problems.summary()
-    for line in made.problems.notes:
-        progress.note(line)
-    if not made.built.statistics.documents:
-        if left_out := made.built.filtered:
-            raise all_left_out(left_out)
-        found = "".join(f"; {problem}" for problem in problems)
-        raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
-    before, info = asked.before, describe(made.tokenizer, made.trained)
-    # What is known of the same text is kept.
-    overlap = made.overlap if made.overlap is not None else before.overlap if before is not None else None
-    manifest = write_header(
-        folder.path, made.tokenizer, info, made.built, tuple(map(shown, asked.inputs)), asked.settings, problems, overlap
-    )
-    unchanged = before is not None and before.fingerprint == manifest.fingerprint
-    if before is not None and not unchanged:
-        raise other_data_set(asked.out, "made from different text")
-    repaired = repair(folder, before, manifest) if before is not None else ()
-    if before is None:
-        if overwrite and asked.target.is_dir():
-            refuse_foreign(asked.target)  # put there meanwhile
-        folder.publish(replace=overwrite)
-    return PrepareReport(asked.out, manifest, time.monotonic() - began, unchanged and not repaired, repaired)
-
-
-def _refuse_search(against: EvaluationFiles | None) -> None:
-    if against is not None:
-        raise ConfigError(
-            "--against needs the whole text in one process",
-            hint="look for evaluation files in a separate command: discern prepare INPUT --check --against FILE",
-        )
-
-
-def _one_line(license: str | None) -> str | None:
-    """The license as model cards show it.
+def configuration(
+    choice: TokenizerChoice, corpus: CorpusOptions, options: PrepareOptions, language: str | None, license: str | None
+) -> dict[str, Setting]:
+    """Every setting that affects the output, and the language and license of the text.
 
     Raises:
-        ConfigError: the license is empty, or more than a name.
+        ConfigError: the license is more than a name.
     """
-    if license is None:
-        return None
-    if not license.strip() or not license.isprintable() or len(license) > _LONGEST_LICENSE:
+    if license is not None and not (license.strip() and license.isprintable() and len(license) <= _LONGEST_LICENSE):
         raise ConfigError(
             f"the license is {license!r:.80}, expected its name in one line of at most {_LONGEST_LICENSE} characters",
             hint="for example --license 'CC BY-SA 3.0'",
         )
-    return license.strip()
+    given: dict[str, Setting] = {
+        "text_fields": corpus.text_fields,
+        "exclude": corpus.exclude,
+        "encoding": corpus.encoding,
+        "filters": options.filters,
+        "near_duplicates": options.near_duplicates,
+        "keep_accents": choice.keep_accents,
+        "language": language,
+        "license": license and license.strip(),
+    }
+    return {
+        "train_tokenizer": choice.train,
+        "vocab_size": choice.size if choice.train else None,
+        "lowercase": choice.lowercase,
+        "documents": corpus.documents,
+        "segmenter": options.segmenter,
+        "heldout": options.heldout,
+        "seed": options.seed,
+        "shard_tokens": options.shard_tokens,
+    } | {name: value for name, value in given.items() if value}
 
 
 @contextmanager
-def _advising_on_interruption(out: Path, progress: Progress, *, goes_on: bool = False) -> Iterator[None]:
+def _work_folder(job: Job, target: Path, progress: Progress, *, keep: bool) -> Iterator[Path]:
+    """The folder of the job. It is removed when the data set is complete, with those of other work on it, or if it holds no part.
+
+    Args:
+        keep: keep the parts of an interrupted work; the input can be read again.
+    """
+    work = job.folder_beside(target)
     try:
-        yield
-    except (KeyboardInterrupt, SystemExit) as error:
-        progress.finish()
-        again = "continue from the finished tasks" if goes_on else "prepare it"
-        error.args = (f"interrupted: {out} is unchanged. Run the same command again to {again}.",)
-        progress.note(error.args[0])
+        job.write(work)
+        yield work
+    except BaseException as problem:
+        if not (keep and any(work.glob("*.part"))):
+            shutil.rmtree(work, ignore_errors=True)
+        if isinstance(problem, OSError):
+            raise cannot_write(target, problem) from problem
+        if isinstance(problem, KeyboardInterrupt | SystemExit):
+            progress.finish()
+            problem.args = (f"interrupted: {target} is unchanged. Run the same command again to continue.",)
+            progress.note(problem.args[0])
         raise
+    for each in folders_beside(target):
+        shutil.rmtree(each, ignore_errors=True)
+
+
+def _tokenizer_of(
+    work: Path, given: Tokenizer | None, choice: TokenizerChoice, text: Corpus, options: PrepareOptions, progress: Progress
+) -> tuple[Tokenizer, TokenizerInfo]:
+    """The tokenizer of a job and its entry in the manifest: given, trained before, or trained now."""
+    if (work / _INFO_NAME).is_file():
+        tokenizer = prepared(Tokenizer.from_file(str(work / TOKENIZER_NAME)), "the tokenizer")
+        return tokenizer, TokenizerInfo.model_validate_json((work / _INFO_NAME).read_bytes())
+    trained = train_on(text, choice, options.seed, options.workers, progress, options.filters) if given is None else None
+    encoder = trained.tokenizer if trained is not None else given
+    assert encoder is not None
+    info = TokenizerInfo(
+        fingerprint=fingerprint(encoder),
+        kind=type(encoder.model).__name__.lower(),
+        vocab_size=vocab_size(encoder),
+        special_tokens=special_ids(encoder),
+        lowercase=lowercases(encoder),
+        strips_accents=strips_accents(encoder),
+        trained_on_sentences=trained.sentences if trained else None,
+        trained_on_characters=trained.characters if trained else None,
+    )
+    write_bytes(work / TOKENIZER_NAME, encoder.to_str().encode())
+    write_bytes(work / _INFO_NAME, info.model_dump_json().encode())
+    return encoder, info
+
+
+@dataclass(frozen=True)
+class _Built:
+    """The files that were written, and statistics of the documents."""
+
+    splits: dict[SplitName, SplitInfo]
+    token_counts: FileInfo
+    statistics: Statistics
+    near_duplicates: NearDuplicates | None
+    filtered: dict[str, int] | None
+
+
+def _build(
+    job: Job,
+    work: Path,
+    executor: Executor,
+    map_chunks: Mapping | None,
+    tokenizer: Tokenizer,
+    folder: Path,
+    search: ContaminationSearch | None,
+    progress: Progress,
+) -> _Built:
+    """Make the parts of a job, and merge them into shards.
+
+    Args:
+        executor: runs the tasks.
+        map_chunks: tokenizes chunks of the text that this process reads; None: the executor reads and tokenizes whole pieces.
+        folder: existing folder for the shards.
+        search: search for the examples of evaluation files in the documents, if asked for.
+    """
+    options, pieces, bytes_read = job.options, range(len(job.pieces)), 0
+    if map_chunks is None:
+        progress.start("tokenizing", len(pieces), "pieces")
+        for future in as_completed([executor.submit(make_piece, str(work), index) for index in pieces]):
+            future.result()
+            progress.advance(1)
+        progress.finish()
+
+    def count(size: int) -> None:
+        nonlocal bytes_read
+        bytes_read += size
+
+    def results(description: str) -> Generator[ChunkResult]:
+        """Those of all pieces in order, with a bar in bytes of the input."""
+        sizes = [item.size for piece in job.pieces for item in piece]
+        progress.start(description, None if None in sizes else sum(size or 0 for size in sizes), "bytes")
+        shown, tokens = 0, 0
+        for index in pieces:
+            for result in piece_results(str(work), index, map_chunks or map, count):
+                yield result
+                tokens += len(result.block.tokens)
+                progress.advance(bytes_read - shown, tokens=f"{tokens:,}")
+                shown = bytes_read
+        progress.finish()
+
+    near_duplicates, removed = None, np.zeros(0, dtype=np.int64)
+    if options.near_duplicates is not None:
+        if map_chunks is not None:
+            deque(results("tokenizing"), maxlen=0)
+        banding = Banding.of(options.near_duplicates)
+        progress.start("comparing documents", banding.bands, "bands")
+        links = []
+        for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(banding.bands), pending=banding.bands):
+            links.append(pairs)
+            progress.advance(1)
+        progress.finish()
+        removed, sizes = clusters(links, sum(map(len, signatures_of(work))))
+        near_duplicates = NearDuplicates(
+            similarity=options.near_duplicates,
+            ngram_words=NGRAM_WORDS,
+            hashes=HASHES,
+            bands=banding.bands,
+            rows=banding.rows,
+            clusters=sizes.total(),
+            removed=len(removed),
+            cluster_sizes={str(size): sizes[size] for size in sorted(sizes)},
+        )
+
+    # Merge
+    counts, first, bytes_read = np.zeros(vocab_size(tokenizer), dtype="<i8"), 0, 0
+    counter, chooser = StatisticsCounter(special_ids(tokenizer)["unk"]), HeldoutSplit(options.heldout, options.seed)
+    description = "tokenizing" if map_chunks is not None and near_duplicates is None else "writing the shards"
+    with ExitStack() as stack:
+        writers: dict[SplitName, SplitWriter] = {
+            name: stack.enter_context(SplitWriter(folder, name, options.shard_tokens)) for name in SPLITS
+        }
+
+        def write(placed: Placed) -> None:
+            for split, block in placed:
+                writers[split].append(block)
+                if split == "train":
+                    np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
+
+        for result in stack.enter_context(closing(results(description))):
+            kept = ~np.isin(np.arange(first, first + result.block.num_documents), removed, assume_unique=True)
+            first += result.block.num_documents
+            block = result.block.select(kept)
+            if search is not None:
+                search.add(result.matches)
+            counter.add(block, result.empty, result.unknown, result.filtered)
+            write(chooser.place(block))
+        write(chooser.finish())
+        splits = {name: writer.finish() for name, writer in writers.items()}
+    raw = counts.tobytes()
+    write_file(folder / COUNTS_NAME, raw)
+    written = FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
+    filtered = counter.filtered if options.filters else None
+    return _Built(splits, written, counter.finish(bytes_read), near_duplicates, filtered)
+
+
+def _publish(out: Path, folder: StagedFolder, before: Manifest | None, manifest: Manifest, *, overwrite: bool) -> tuple[str, ...]:
+    """Publish the data set, or repair one that is there; returns the names of the files that were repaired."""
+    if before is not None:
+        if before.fingerprint != manifest.fingerprint:
+            raise other_data_set(out, "made from different text")
+        return repair(folder, manifest)
+    if overwrite and folder.target.is_dir():
+        refuse_foreign(folder.target)  # put there meanwhile
+    folder.publish(replace=overwrite)
+    return ()
+
+
+def warnings_of(manifest: Manifest) -> list[str]:
+    """Warnings to read before training on a data set."""
+    statistics, heldout, settings = manifest.statistics, manifest.splits["heldout"], manifest.configuration
+    unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, OTHER_TOKENIZER, statistics.unknown_causes)
+    fraction, copies = cast(float, settings["heldout"]), statistics.duplicates
+    found = [unknown] if unknown is not None else []
+    by_line = "" if settings["documents"] == "line" else ", or with --documents line"
+    part = heldout.num_tokens / statistics.tokens
+    trained_on = 1 - max(part, heldout.num_documents / statistics.documents)
+    if not fraction:
+        found.append("no document is held out, so no evaluation is possible: give a --heldout fraction above 0, such as 0.01")
+    elif not heldout.num_tokens:
+        text = "all documents are copies of one" if copies else "the text is a single document"
+        found.append(f"no document is held out, so no evaluation is possible, because {text}: use more text{by_line}")
+    elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
+        number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
+        found.append(
+            f"only {number} held out ({heldout.num_tokens:,} tokens, {percent(part)} of the text), so held-out metrics depend "
+            f"more on that text than on the model: hold out more documents with a larger --heldout fraction{by_line}"
+        )
+    elif trained_on < _LEAST_TRAINED_ON * (1 - fraction):
+        why, advice = "the documents are few or very long", f"give more text{by_line}"
+        if 2 * copies >= heldout.num_documents:
+            why = f"{copies:,} documents are copies of others, and all copies of a text are held out together"
+            advice = "remove them with --near-duplicates 0.8, or choose other documents with another --seed"
+        found.append(
+            f"{heldout.num_documents:,} of {statistics.documents:,} documents ({percent(part)} of the tokens) are held out, "
+            f"although --heldout is {fraction:g}, because {why}: {advice}"
+        )
+    return found

@@ -24,10 +24,10 @@ from discern.config.problems import InvalidConfigError, Problem, quoted
 from discern.config.resolve import Resolved
 from discern.config.schema import flatten
 from discern.data.curation.filters import Rules
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.executors import available_cores
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
@@ -323,11 +323,11 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         raise DataError(
             f"to add tokens, the text of {folder} is read again, which standard input cannot be", hint="prepare it from a file"
         )
-    field = settings["text_field"]
-    corpus = CorpusOptions(settings["documents"], None if field == "text" else field)  # 'text' is the default name
-    build = BuildOptions(
+    chosen = {name: settings[name] for name in ("text_fields", "exclude", "encoding") if name in settings}
+    corpus = CorpusOptions(settings["documents"], **chosen)
+    options = PrepareOptions(
         near_duplicates=settings.get("near_duplicates"),
-        filters=tuple(filter(None, (settings.get("filters") or "").split(","))),
+        filters=settings.get("filters", ()),
         segmenter=settings["segmenter"],
         heldout=settings["heldout"],
         seed=settings["seed"],
@@ -346,7 +346,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         assert added.number is not None
         counts: Counter[str] = Counter()
         meter = CorpusProgress(progress, "counting words", Corpus(inputs, corpus, exclude=target))
-        rules = Rules(build.filters)
+        rules = Rules(options.filters)
         for document in meter.read(ProblemLog()):
             for sentences in rules.apply([document])[0]:
                 for sentence in sentences:
@@ -369,7 +369,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             out=target,
             tokenizer=TokenizerChoice(path=path),
             corpus=corpus,
-            build=build,
+            options=options,
             language=settings.get("language"),
             license=settings.get("license"),
             progress=progress,

@@ -6,16 +6,15 @@ import json
 import pickle
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from discern.data.dataset.build import BuildOptions, build_shards
 from discern.data.dataset.manifest import Manifest
-from discern.data.dataset.publish import configuration, describe, write_header
 from discern.data.dataset.shards import TokenData
-from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
+from discern.data.job import PrepareOptions
+from discern.data.prepare import prepare
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.encoding import DocumentEncoder
@@ -28,18 +27,12 @@ from tests.data.small_text import made_up, plain, write_vocabulary
 DOCUMENTS = [document[: 1 + number % 4] for number, document in enumerate(made_up(60))]
 
 
-def write_data(folder: Path, **options: object) -> Manifest:
+def write_data(folder: Path, **options: Any) -> Manifest:
     """A data set of `DOCUMENTS`."""
-    folder.mkdir()
     (folder.parent / "text").write_text(plain(DOCUMENTS))
-    tokenizer = load_tokenizer(write_vocabulary(folder.parent / "vocab.txt"))
-    settings = BuildOptions(**options)  # type: ignore[arg-type]
-    reading = CorpusProgress(Silent(), "", Corpus([str(folder.parent / "text")], CorpusOptions()))
-    built = build_shards(DOCUMENTS, tokenizer, settings, folder, reading)
-    choice = TokenizerChoice(Path("vocab.txt"))
-    return write_header(
-        folder, tokenizer, describe(tokenizer, None), built, ("text",), configuration(choice, CorpusOptions(), settings), ()
-    )
+    tokenizer = TokenizerChoice(write_vocabulary(folder.parent / "vocab.txt"))
+    asked = {"tokenizer": tokenizer, "options": PrepareOptions(workers=1, **options)}
+    return prepare([str(folder.parent / "text")], out=folder, progress=Silent(), **asked).manifest  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module")
@@ -54,9 +47,9 @@ def expected_split(data: TokenData, name: str) -> tuple[list[list[int]], np.ndar
     encoder = DocumentEncoder(load_tokenizer(data.folder / "tokenizer.json").to_str(), "none")
     split = data.split(name)  # type: ignore[arg-type]
     starts = np.unique(np.concatenate([shard.first_token + shard.document_starts for shard in split.shards]))
-    texts = {tuple(encoder.encode([document]).block.tokens.tolist()): document for document in DOCUMENTS}
+    texts = {tuple(encoder.encode([document])[0].tokens.tolist()): document for document in DOCUMENTS}
     chosen = [texts[tuple(split.read(int(a), int(b)).tolist())] for a, b in pairwise(starts)]
-    block = encoder.encode(chosen).block
+    block = encoder.encode(chosen)[0]
     return np.split(block.tokens, np.cumsum(block.sentence_lengths)[:-1]), block.word_starts
 
 
@@ -104,14 +97,6 @@ def test_a_document_longer_than_a_shard_has_one_to_itself(tmp_path: Path) -> Non
     assert data.split("heldout").read(0, 0).shape == (0,)
 
 
-def test_the_cut_does_not_depend_on_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "a").mkdir()
-    (tmp_path / "b").mkdir()
-    first = write_data(tmp_path / "a" / "set", heldout=0.2, shard_tokens=300)
-    monkeypatch.setattr("discern.data.dataset.build.CHUNK_CHARACTERS", 100)
-    assert write_data(tmp_path / "b" / "set", heldout=0.2, shard_tokens=300) == first
-
-
 def test_the_header(data: TokenData) -> None:
     counts = data.token_counts()
     split = data.split("train")
@@ -135,7 +120,7 @@ def test_wide_vocabularies(tmp_path: Path) -> None:
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     vocabulary.write_text(vocabulary.read_text() + "".join(f"w{number}\n" for number in range(70_000)))
     encoder = DocumentEncoder(load_tokenizer(vocabulary).to_str(), "none")
-    assert encoder.encode([["w69999"]]).block.tokens.tolist() == [len(vocabulary.read_text().splitlines()) - 1]
+    assert encoder.encode([["w69999"]])[0].tokens.tolist() == [len(vocabulary.read_text().splitlines()) - 1]
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ def block_of(contents: list[int]) -> TokenBlock:
     digests = np.zeros((len(contents), 16), dtype=np.uint8)
     digests[:, :2] = numbers.astype("<u2").view(np.uint8).reshape(-1, 2)
     ones = np.ones(len(contents), dtype=np.int64)
-    return TokenBlock(numbers, ones.astype(bool), ones, ones, digests)
+    return TokenBlock(numbers, ones.astype(bool), ones, ones, digests, ones)
 
 
 def sides(contents: list[int], fraction: float, chunk: int = 7, seed: int = 0) -> dict[str, list[int]]:

@@ -3,66 +3,122 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
-from types import TracebackType
+from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int, UInt
 
-from discern.data.dataset.manifest import FileInfo, ShardInfo, SplitInfo, SplitName
+from discern.data.dataset.manifest import FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.tokenizer.encoding import TokenBlock
 from discern.storage.files import sync_file
 
-
-class _ChecksummedFile:
-    """A new file that is hashed while it is written."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("xb")
-        self._hash = hashlib.sha256()
-        self._size = 0
-
-    def write(self, array: np.ndarray) -> None:
-        data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
-        self._file.write(data)
-        self._hash.update(data)
-        self._size += len(data)
-
-    def close(self) -> FileInfo:
-        """Sync and close the file; returns its size and hash."""
-        sync_file(self._file)
-        self._file.close()
-        return FileInfo(size=self._size, sha256=self._hash.hexdigest())
-
-    def abandon(self) -> None:
-        self._file.close()
+QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
+_TOTALS = "documents sentences tokens words unknown_tokens empty_documents characters".split()
+_SUFFIXES = ("tokens", "documents", "sentences", "words")
 
 
-class ShardFiles:
-    """The four files of the shard being written.
+class LengthCounter:
+    """Counts lengths, of which few differ."""
+
+    def __init__(self) -> None:
+        self._counts = Counter[int]()
+
+    def add(self, lengths: Int[np.ndarray, " n"]) -> None:
+        """Count some lengths."""
+        values, counts = np.unique(lengths, return_counts=True)
+        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    def quantiles(self) -> dict[str, int]:
+        """The length at each level: the smallest that this fraction of the lengths does not exceed."""
+        if not self._counts:
+            return {}
+        lengths = np.array(sorted(self._counts))
+        totals = np.cumsum([self._counts[length] for length in lengths.tolist()])
+        ranks = np.maximum(np.ceil(np.array(QUANTILES) * totals[-1]), 1)
+        found = lengths[np.searchsorted(totals, ranks)].tolist()
+        return {f"{level:g}": length for level, length in zip(QUANTILES, found, strict=True)}
+
+
+def repeated(digests: list[np.ndarray]) -> int:
+    """Number of documents whose (n, 16) digest occurred before."""
+    ordered = np.concatenate(digests).view("S16").ravel() if digests else np.zeros(0, dtype="S16")
+    ordered.sort()
+    return int((ordered[1:] == ordered[:-1]).sum())
+
+
+class StatisticsCounter:
+    """Counts blocks. Memory does not grow with the data set, except for 16 bytes per document.
 
     Args:
-        folder: existing folder for the files.
-        name: their name, to which a suffix is added.
+        unknown_id: id of [UNK].
     """
 
-    def __init__(self, folder: Path, name: str) -> None:
+    def __init__(self, unknown_id: int) -> None:
+        self._unknown_id = unknown_id
+        self._totals, self._unknown_causes, self._filtered = Counter[str](), Counter[str](), Counter[str]()
+        self._documents, self._sentences = LengthCounter(), LengthCounter()
+        self.digests: list[np.ndarray] = []
+
+    def add(self, block: TokenBlock, empty: int, unknown: Counter[str], filtered: Counter[str]) -> None:
+        """Count the documents of a block, and how many were left out before: without tokens, and by filters."""
+        self._totals.update(
+            documents=block.num_documents,
+            sentences=len(block.sentence_lengths),
+            tokens=len(block.tokens),
+            words=int(block.word_starts.sum()),
+            unknown_tokens=int((block.tokens == self._unknown_id).sum()),
+            empty_documents=empty,
+            characters=int(block.characters.sum()),
+        )
+        self._unknown_causes += unknown
+        self._filtered += filtered
+        self._documents.add(block.document_lengths)
+        self._sentences.add(block.sentence_lengths)
+        self.digests.append(block.digests)
+
+    def finish(self, bytes_read: int) -> Statistics:
+        """The statistics of all blocks."""
+        totals = self._totals
+        return Statistics(
+            **{name: totals[name] for name in _TOTALS},
+            unknown_fraction=totals["unknown_tokens"] / max(totals["tokens"], 1),
+            unknown_causes=self._unknown_causes,
+            tokens_per_word=totals["tokens"] / max(totals["words"], 1),
+            duplicates=repeated(self.digests),
+            bytes_read=bytes_read,
+            document_lengths=self._documents.quantiles(),
+            sentence_lengths=self._sentences.quantiles(),
+        )
+
+    @property
+    def filtered(self) -> dict[str, int]:
+        """Number of documents that filters left out, by filter and reason."""
+        return {reason: self._filtered[reason] for reason in sorted(self._filtered)}
+
+
+class _Shard:
+    """The shard being written: four files, hashed while they are written."""
+
+    def __init__(self, folder: Path, name: str, stack: ExitStack) -> None:
         self.name = name
         self.num_tokens = self.num_documents = self.num_sentences = 0
-        self.files = {
-            suffix: _ChecksummedFile(folder / f"{name}.{suffix}") for suffix in ("tokens", "documents", "sentences", "words")
+        self._files: dict[str, BinaryIO] = {
+            suffix: stack.enter_context((folder / f"{name}.{suffix}").open("xb")) for suffix in _SUFFIXES
         }
+        self._hashes = {suffix: hashlib.sha256() for suffix in _SUFFIXES}
         self._bits = np.zeros(0, dtype=bool)  # word starts that do not fill a byte yet
 
     def append(self, block: TokenBlock) -> None:
         """Add documents."""
         for suffix, lengths in (("documents", block.document_lengths), ("sentences", block.sentence_lengths)):
-            starts = self.num_tokens + np.cumsum(lengths) - lengths
-            self.files[suffix].write(starts.astype("<i8"))
-        self.files["tokens"].write(block.tokens.astype(block.tokens.dtype.newbyteorder("<"), copy=False))
+            self._write(suffix, (self.num_tokens + np.cumsum(lengths) - lengths).astype("<i8"))
+        self._write("tokens", block.tokens.astype(block.tokens.dtype.newbyteorder("<"), copy=False))
         bits = np.concatenate([self._bits, block.word_starts])
         whole = len(bits) // 8 * 8
-        self.files["words"].write(np.packbits(bits[:whole]))
+        self._write("words", np.packbits(bits[:whole]))
         self._bits = bits[whole:]
         self.num_tokens += len(block.tokens)
         self.num_documents += block.num_documents
@@ -71,24 +127,23 @@ class ShardFiles:
     def close(self) -> ShardInfo:
         """Finish the files and flush them to the disk; returns the entry of the shard in the manifest."""
         end = np.array([self.num_tokens], dtype="<i8")
-        self.files["documents"].write(end)
-        self.files["sentences"].write(end)
-        self.files["words"].write(np.packbits(self._bits))
-        return ShardInfo(
-            name=self.name,
-            num_tokens=self.num_tokens,
-            num_documents=self.num_documents,
-            num_sentences=self.num_sentences,
-            files={suffix: file.close() for suffix, file in self.files.items()},
-        )
+        for suffix, last in (("documents", end), ("sentences", end), ("words", np.packbits(self._bits))):
+            self._write(suffix, last)
+        files = {}
+        for suffix, file in self._files.items():
+            sync_file(file)
+            files[suffix] = FileInfo(size=file.tell(), sha256=self._hashes[suffix].hexdigest())
+            file.close()
+        counts = {name: getattr(self, name) for name in ("num_tokens", "num_documents", "num_sentences")}
+        return ShardInfo(name=self.name, files=files, **counts)
 
-    def abandon(self) -> None:
-        """Close the files without finishing them."""
-        for file in self.files.values():
-            file.abandon()
+    def _write(self, suffix: str, array: np.ndarray) -> None:
+        data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
+        self._files[suffix].write(data)
+        self._hashes[suffix].update(data)
 
 
-class SplitWriter:
+class SplitWriter(ExitStack):
     """Writes a split as `train-00000.*`, `train-00001.*`, ... Shard boundaries depend only on the documents.
 
     Args:
@@ -98,18 +153,10 @@ class SplitWriter:
     """
 
     def __init__(self, folder: Path, split: SplitName, shard_tokens: int) -> None:
-        self._folder = folder
-        self._split = split
-        self._shard_tokens = shard_tokens
+        super().__init__()
+        self._folder, self._split, self._shard_tokens = folder, split, shard_tokens
         self._done: list[ShardInfo] = []
-        self._open: ShardFiles | None = None
-
-    def __enter__(self) -> SplitWriter:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._open is not None:
-            self._open.abandon()
+        self._shard: _Shard | None = None
 
     def append(self, block: TokenBlock) -> None:
         """Add whole documents."""
@@ -117,29 +164,26 @@ class SplitWriter:
         first = 0
         while first < block.num_documents:
             before = int(ends[first - 1]) if first else 0
-            room = self._shard_tokens - (self._open.num_tokens if self._open else 0)
+            room = self._shard_tokens - (self._shard.num_tokens if self._shard else 0)
             stop = int(np.searchsorted(ends, before + room, side="right"))
-            if stop <= first and self._open is not None:
+            if stop <= first and self._shard is not None:
                 self._close_shard()
                 continue
             stop = max(stop, first + 1)
-            self._shard().append(block.documents(first, stop))
+            if self._shard is None:
+                self._shard = _Shard(self._folder, f"{self._split}-{len(self._done):05d}", self)
+            self._shard.append(block.documents(first, stop))
             first = stop
 
-    def close(self) -> SplitInfo:
+    def finish(self) -> SplitInfo:
         """Close the last shard; returns the entry of the split in the manifest."""
         self._close_shard()
         return SplitInfo.of(self._done)
 
-    def _shard(self) -> ShardFiles:
-        if self._open is None:
-            self._open = ShardFiles(self._folder, f"{self._split}-{len(self._done):05d}")
-        return self._open
-
     def _close_shard(self) -> None:
-        if self._open is not None:
-            self._done.append(self._open.close())
-            self._open = None
+        if self._shard is not None:
+            self._done.append(self._shard.close())
+            self._shard = None
 
 
 Placed = list[tuple[SplitName, TokenBlock]]
@@ -173,21 +217,18 @@ class HeldoutSplit:
             first += 1
         if first < block.num_documents:
             rest = block.documents(first, block.num_documents)
-            held = self._ranks(rest) < self._fraction
-            for split, chosen in (("train", ~held), ("heldout", held)):
-                if chosen.any():
-                    placed.append((split, rest.select(chosen)))  # type: ignore[arg-type]
+            held = self.is_heldout(rest.digests)
+            placed += [("train", rest.select(~held)), ("heldout", rest.select(held))]
         return placed
 
     def finish(self) -> Placed:
         """The document that is still kept back at the end of the input."""
         if self._kept is None:
             return []
-        kept, copies, self._kept = self._kept, self._copies, None
-        side = self._side(kept)
+        side = self._side(self._kept)
         other: SplitName = "train" if side == "heldout" else "heldout"
         # A single document is trained on. Otherwise all others are in its own split, so it goes to the empty one.
-        return [(other if self._several else "train", kept)] * copies
+        return [(other if self._several else "train", self._kept)] * self._copies
 
     def _place_one(self, document: TokenBlock) -> Placed:
         """Place a document while a split is empty: keep back the one nearest to the threshold."""
@@ -208,13 +249,18 @@ class HeldoutSplit:
             return [(side, kept)] * copies
         return [(side, document)]
 
+    def is_heldout(self, digests: UInt[np.ndarray, "D 16"]) -> Bool[np.ndarray, " D"]:
+        """Whether documents are held out, if neither split is empty then."""
+        held: np.ndarray = self._ranks(digests) < self._fraction
+        return held
+
     def _side(self, document: TokenBlock) -> SplitName:
-        return "heldout" if self._ranks(document)[0] < self._fraction else "train"
+        return "heldout" if self.is_heldout(document.digests)[0] else "train"
 
     def _distance(self, document: TokenBlock) -> tuple[float, bytes]:
-        return abs(float(self._ranks(document)[0]) - self._fraction), document.digests.tobytes()
+        return abs(float(self._ranks(document.digests)[0]) - self._fraction), document.digests.tobytes()
 
-    def _ranks(self, block: TokenBlock) -> Float[np.ndarray, " D"]:
+    def _ranks(self, digests: UInt[np.ndarray, "D 16"]) -> Float[np.ndarray, " D"]:
         """(D,) uniform in [0, 1), from the digest of the content and the seed."""
-        hashes = (hashlib.blake2b(digest, digest_size=8, key=self._key).digest() for digest in block.digests)
+        hashes = (hashlib.blake2b(digest, digest_size=8, key=self._key).digest() for digest in digests)
         return np.frombuffer(b"".join(hashes), dtype="<u8").astype(np.float64) / 2.0**64

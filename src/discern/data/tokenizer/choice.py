@@ -6,16 +6,15 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from tokenizers import Tokenizer, normalizers
 
 from discern.data.curation.filters import Rules, all_left_out
-from discern.data.executors import WorkerProcess
+from discern.data.executors import ProcessExecutor
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.problems import ProblemLog
 from discern.data.tokenizer import prepared
-from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, training_service
+from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer
 from discern.errors import ConfigError
 from discern.progress import Progress
 
@@ -34,12 +33,14 @@ class TokenizerChoice:
         train: kind of tokenizer to train.
         vocab_size: number of entries to train; if None, 30522.
         lowercase: whether to lower-case. If None, an existing tokenizer decides; of new ones, only WordPiece lower-cases.
+        keep_accents: whether a WordPiece that lower-cases keeps the accents, which BERT's removes.
     """
 
     path: Path | None = None
     train: TokenizerKind | None = None
     vocab_size: int | None = None
     lowercase: bool | None = None
+    keep_accents: bool = False
 
     def check(self) -> None:
         """Check the choice before any work.
@@ -65,6 +66,11 @@ class TokenizerChoice:
     def size(self) -> int:
         """Number of entries to train."""
         return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
+
+    @property
+    def lowercases(self) -> bool:
+        """Whether a trained tokenizer lower-cases."""
+        return self.train == "wordpiece" if self.lowercase is None else self.lowercase
 
 
 @dataclass(frozen=True)
@@ -96,6 +102,8 @@ def train_on(
     meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
     filtered = Counter[str]()
     for document in meter.read(ProblemLog()):
+        if not isinstance(document, list):
+            raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
         kept, left_out = rules.apply([document])
         filtered += left_out
         for sentences in kept:
@@ -106,16 +114,21 @@ def train_on(
     if filtered and not texts:
         raise all_left_out(filtered)
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
-    lowercase = choice.train == "wordpiece" if choice.lowercase is None else choice.lowercase
-    words = " ".join(texts[:_EXAMINED]).lower().split()
-    accented = [word for word in words if _without_accents(word) != word]
-    if choice.train == "wordpiece" and lowercase and len(accented) > _MANY_ACCENTS * len(words):
-        progress.note(
-            f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
-            f"'{_without_accents(accented[0])}' become one word; to keep accents: --cased, or --train-tokenizer bpe --lowercase"
-        )
+    if choice.train == "wordpiece" and choice.lowercases and not choice.keep_accents:
+        words = " ".join(texts[:_EXAMINED]).lower().split()
+        accented = [word for word in words if _without_accents(word) != word]
+        if len(accented) > _MANY_ACCENTS * len(words):
+            progress.note(
+                f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
+                f"'{_without_accents(accented[0])}' become one word; to keep accents: --keep-accents, or --cased"
+            )
     # In a separate process, because the library cannot be interrupted while it trains.
-    with WorkerProcess[Any, Any](training_service, (choice.train, choice.size, lowercase), threads) as process:
-        tokenizer = prepared(Tokenizer.from_str(process.ask(texts)), f"the trained {choice.train} tokenizer")
+    with ProcessExecutor(1, threads) as executor:
+        trained = executor.submit(_train, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents).result()
     progress.finish()
+    tokenizer = prepared(Tokenizer.from_str(trained), f"the trained {choice.train} tokenizer")
     return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
+
+
+def _train(*arguments: object) -> str:
+    return train_tokenizer(*arguments).to_str()  # type: ignore[arg-type]

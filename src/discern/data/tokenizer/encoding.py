@@ -5,21 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from itertools import chain
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, fields
+from itertools import chain, pairwise
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from discern.data.curation.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
 from discern.data.tokenizer.plain_text import PlainText
 from discern.data.tokenizer.unknown import causes_of_unknown
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
+from discern.errors import DataError
 
 DIGEST_BYTES = 16
 """Length of the digest of a document's content. With 128 bits, collisions do not occur in practice."""
@@ -35,6 +34,7 @@ class TokenBlock:
         sentence_lengths: (S,) number of tokens of each sentence.
         document_sentences: (D,) number of sentences of each document.
         digests: (D, 16) hash of each document's text.
+        characters: (D,) number of characters of each document.
     """
 
     tokens: UInt[np.ndarray, " T"]
@@ -42,6 +42,12 @@ class TokenBlock:
     sentence_lengths: Int[np.ndarray, " S"]
     document_sentences: Int[np.ndarray, " D"]
     digests: UInt[np.ndarray, "D 16"]
+    characters: Int[np.ndarray, " D"]
+
+    @classmethod
+    def joined(cls, blocks: Sequence[TokenBlock]) -> TokenBlock:
+        """The documents of several blocks, of which there is at least one."""
+        return cls(*(np.concatenate([getattr(block, field.name) for block in blocks]) for field in fields(cls)))
 
     @property
     def num_documents(self) -> int:
@@ -69,6 +75,7 @@ class TokenBlock:
             sentence_lengths=self.sentence_lengths[sentences],
             document_sentences=self.document_sentences[chosen],
             digests=self.digests[chosen],
+            characters=self.characters[chosen],
         )
 
     def documents(self, start: int, stop: int) -> TokenBlock:
@@ -144,34 +151,6 @@ BATCH_CHARACTERS = 1 << 18
 _EXAMINED = 20  # sentences with unknown tokens, per batch
 
 
-@dataclass(frozen=True)
-class EncodedChunk:
-    """A block of tokens, and what is known of the documents that it was made from.
-
-    Attributes:
-        block: the documents that have tokens.
-        characters: number of characters of all documents.
-        kept: for each document, whether it has tokens.
-        unknown: number of unknown tokens by cause, in a sample of the sentences.
-        filtered: number of documents that filters left out before, by filter and reason.
-    """
-
-    block: TokenBlock
-    characters: int
-    kept: Bool[np.ndarray, " N"]
-    unknown: Counter[str]
-    filtered: Counter[str] = field(default_factory=Counter)
-
-
-class _Batch(NamedTuple):
-    """Arrays of the tokens of some sentences."""
-
-    tokens: np.ndarray
-    word_starts: np.ndarray
-    lengths: np.ndarray
-    unknown: Counter[str]
-
-
 class DocumentEncoder:
     """Turns documents into ids, word starts and lengths.
 
@@ -186,42 +165,49 @@ class DocumentEncoder:
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
         self._text = PlainText(self._tokenizer)
+        self._special = special_ids(self._tokenizer)
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
         # A data set must not hold special tokens, even if a vocabulary builds one where nobody expects it.
-        special = special_ids(self._tokenizer)
         self._written = np.arange(size, dtype=self._dtype)
-        self._written[list(special.values())] = self._unknown = special["unk"]
+        self._written[list(self._special.values())] = self._special["unk"]
 
-    def encode(self, documents: Sequence[Document]) -> EncodedChunk:
-        """The documents in order, without those that have no tokens."""
-        sentences = list(chain.from_iterable(documents))
+    def encode(self, documents: Sequence[Document]) -> tuple[TokenBlock, Bool[np.ndarray, " N"], Counter[str]]:
+        """The documents in order, without those that have no tokens.
+
+        Args:
+            documents: texts, or arrays of token ids; not both.
+
+        Returns:
+            The tokens; for each of the N documents, whether it has any; and the number of unknown tokens by cause, in a sample.
+
+        Raises:
+            DataError: a token id is not in the vocabulary.
+        """
+        if documents and isinstance(documents[0], np.ndarray):
+            found = [self._take(ids) for ids in documents]
+            return TokenBlock.joined(found), np.array([block.num_documents > 0 for block in found]), Counter()
+        unknown = Counter[str]()
         # The encodings of a batch are freed before the next batch is encoded.
-        batches = [self._encode_batch(texts) for texts in _batches(sentences)]
-        counts = np.array([len(document) for document in documents], dtype=np.int64)
-        sentence_lengths = _joined([batch.lengths for batch in batches], np.dtype(np.int64))
-        filled = sentence_lengths > 0
-        owners = np.repeat(np.arange(len(documents)), counts)
+        batches = [self._encode_batch(texts, unknown) for texts in _batches(list(chain.from_iterable(documents)))]
+        tokens, word_starts, lengths = (np.concatenate(column) for column in zip(*batches, strict=True))
+        filled = lengths > 0
+        owners = np.repeat(np.arange(len(documents)), np.array([len(document) for document in documents], dtype=np.int64))
         document_sentences = np.bincount(owners[filled], minlength=len(documents))
         kept = document_sentences > 0
-        block = TokenBlock(
-            tokens=_joined([batch.tokens for batch in batches], self._dtype),
-            word_starts=_joined([batch.word_starts for batch in batches], np.dtype(bool)),
-            sentence_lengths=sentence_lengths[filled],
-            document_sentences=document_sentences[kept],
-            digests=_digests(documents)[kept],
-        )
-        characters = sum(map(len, sentences))
-        unknown = sum((batch.unknown for batch in batches), Counter[str]())
-        return EncodedChunk(block, characters, kept, unknown)
+        characters = np.array([sum(map(len, document)) for document in documents], dtype=np.int64)
+        digests = _digests("\n".join(document).encode() for document in documents)
+        block = TokenBlock(tokens, word_starts, lengths[filled], document_sentences[kept], digests[kept], characters[kept])
+        return block, kept, unknown
 
-    def _encode_batch(self, texts: list[str]) -> _Batch:
+    def _encode_batch(self, texts: list[str], unknown: Counter[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Tokens, word starts and the length of each sentence. Causes of unknown tokens are counted."""
         sentences = self._sentences(texts)
         # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
-        rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._unknown]
+        rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._special["unk"]]
         examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
-        causes = causes_of_unknown(self._tokenizer, examined, self._text.encode(examined))
-        return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths, causes)
+        unknown += causes_of_unknown(self._tokenizer, examined, self._text.encode(examined))
+        return self._written[sentences.ids], self._words.starts(sentences), sentences.lengths
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
@@ -231,18 +217,28 @@ class DocumentEncoder:
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
         return Sentences(texts, ids, lengths, encodings)
 
+    def _take(self, ids: np.ndarray) -> TokenBlock:
+        """Documents of token ids, each one sentence.
 
-def encoding_service(
-    tokenizer_json: str, segmenter: SegmenterName, filters: Sequence[str] = ()
-) -> Callable[[list[Document]], EncodedChunk]:
-    """The service of a worker process that encodes chunks of documents, without those that filters leave out."""
-    encoder, rules = DocumentEncoder(tokenizer_json, segmenter), Rules(filters)
-
-    def encode(documents: list[Document]) -> EncodedChunk:
-        left, dropped = rules.apply(documents)
-        return replace(encoder.encode(left), filtered=dropped)
-
-    return encode
+        They end at [SEP] and at the end-of-document token; [CLS] and padding are left out. Where words are found in the text
+        only, every token counts as a word.
+        """
+        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self._written)):
+            wrong = int(ids.min() if ids.min() < 0 else ids.max())
+            raise DataError(
+                f"token id {wrong} is beyond the vocabulary, which has {len(self._written):,} entries",
+                hint="give the tokenizer that the ids were made with: --tokenizer PATH",
+            )
+        ends = np.isin(ids, [self._special[role] for role in ("sep", "eod") if role in self._special])
+        kept = ~ends & ~np.isin(ids, [self._special["cls"], self._special["pad"]])
+        tokens, lengths = self._written[ids[kept]], np.bincount((np.cumsum(ends) - ends)[kept])
+        lengths = lengths[lengths > 0]
+        starts = np.ones(len(tokens), dtype=bool)
+        if not self._words.needs_encodings:
+            starts = self._words.starts(Sentences((), tokens, lengths, None))
+        digests = _digests(part.tobytes() for part in np.split(tokens, np.cumsum(lengths)[:-1]) if len(part))
+        ones = np.ones(len(lengths), dtype=np.int64)
+        return TokenBlock(tokens, starts, lengths, ones, digests, 0 * ones)
 
 
 def token_dtype(size: int) -> np.dtype:
@@ -250,24 +246,13 @@ def token_dtype(size: int) -> np.dtype:
     return np.dtype(np.uint16 if size <= 65535 else np.uint32)
 
 
-def _joined(parts: list[np.ndarray], dtype: np.dtype) -> np.ndarray:
-    return np.concatenate(parts) if parts else np.zeros(0, dtype=dtype)
+def _digests(contents: Iterable[bytes]) -> np.ndarray:
+    raw = b"".join(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents)
+    return np.frombuffer(raw, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
 
 
-def _digests(documents: Sequence[Document]) -> np.ndarray:
-    raw = b"".join(hashlib.blake2b("\n".join(d).encode(), digest_size=DIGEST_BYTES).digest() for d in documents)
-    return np.frombuffer(raw, dtype=np.uint8).reshape(len(documents), DIGEST_BYTES)
-
-
-def _batches(sentences: Sequence[str]) -> Iterator[list[str]]:
-    """Runs of sentences of about `BATCH_CHARACTERS` characters."""
-    batch: list[str] = []
-    size = 0
-    for sentence in sentences:
-        batch.append(sentence)
-        size += len(sentence)
-        if size >= BATCH_CHARACTERS:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
+def _batches(sentences: list[str]) -> list[list[str]]:
+    """Runs of sentences of about `BATCH_CHARACTERS` characters; at least one."""
+    ends = np.cumsum([len(sentence) for sentence in sentences], dtype=np.int64) // BATCH_CHARACTERS
+    bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(sentences)]
+    return [sentences[start:stop] for start, stop in pairwise(bounds)]
