@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from discern.cli.console import JsonOption, command
+from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import refuse_together
-from discern.cli.prepare_text import show, show_check
-from discern.errors import ConfigError
+from discern.cli.outputs import after_prepare
+from discern.errors import ConfigError, DataError
+from discern.wording import counted
+
+if TYPE_CHECKING:
+    from discern.data.check import CheckReport
+    from discern.data.curation.contamination import FileOverlap
+    from discern.data.prepare import PrepareReport
 
 
 def prepare(
@@ -226,10 +232,98 @@ def prepare(
         }
         if check:
             refuse_together("--check", {"--engine ray": engine != "local"})
-            show_check(check_input(inputs, exclude=out, **shared), console)
+            _show_check(check_input(inputs, exclude=out, **shared), console)
             return
         if out is None:
             choice.check()
             raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
         report = preparing.prepare(inputs, out=out, overwrite=overwrite, language=code, license=license, engine=engine, **shared)
-        show(report, console, tokenizer)
+        _show(report, console, tokenizer)
+
+
+def _show(report: PrepareReport, console: Console, tokenizer: Path | None) -> None:
+    """Print the result of `prepare`, after warnings."""
+    from discern.data.prepare import warnings_of
+
+    for problem in report.manifest.problems:
+        console.warn(str(problem))
+    for line in warnings_of(report.manifest):
+        console.warn(line)
+    if report.repaired:
+        were = "was" if len(report.repaired) == 1 else "were"
+        console.warn(f"{', '.join(report.repaired)} {were} damaged or missing, and {were} written again")
+    console.result(report.values(), text=_text(report, tokenizer))
+
+
+def _text(report: PrepareReport, tokenizer: Path | None) -> str:
+    """The report as text."""
+    manifest, statistics = report.manifest, report.manifest.statistics
+    train, heldout = manifest.splits["train"], manifest.splits["heldout"]
+    near = manifest.near_duplicates
+    median, longest = statistics.document_lengths["0.5"], statistics.document_lengths["1"]
+    state = "already existed with identical content" if report.unchanged else "repaired" if report.repaired else "made"
+    return "\n".join(
+        [
+            f"{report.folder}: {state} in {report.seconds:.1f} s, {statistics.tokens / report.seconds:,.0f} tokens/s",
+            f"  documents   {statistics.documents:,}: {train.num_documents:,} to train on, {heldout.num_documents:,} held out; "
+            f"{counted(statistics.duplicates, 'exact duplicate')}",
+            *(f"  left out    {counted(count, 'document')}, {reason}" for reason, count in (manifest.filtered or {}).items()),
+            *(
+                [f"  removed     {counted(near.removed, 'near-duplicate')} from {counted(near.clusters, 'cluster')}"]
+                if near is not None
+                else []
+            ),
+            f"  tokens      {statistics.tokens:,}: {train.num_tokens:,} to train on, {heldout.num_tokens:,} held out",
+            f"  vocabulary  {manifest.tokenizer.vocab_size:,} ({manifest.tokenizer.kind}), {statistics.unknown_fraction:.3%} of "
+            f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
+            f"  lengths     median document {median:,} tokens, longest {longest:,}",
+            *(f"  {line}" for line in _overlap_lines(manifest.overlap)),
+            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") != "none"),
+        ]
+    )
+
+
+def _overlap_lines(overlap: tuple[FileOverlap, ...] | None) -> list[str]:
+    """The overlap with each evaluation file, and its first examples."""
+    if overlap is None:
+        return []
+    lines = ["overlap with evaluation files: examples that share 13 words in a row with the text"]
+    for each in overlap:
+        lines.append(f"  {each}")
+        lines += [
+            f"    line {found.line:,}: '{found.words}' in {found.input}, document {found.document:,} ({found.begins!r})"
+            for found in each.found
+        ]
+    return lines
+
+
+def _show_check(report: CheckReport, console: Console) -> None:
+    """Print the result of a check. Fails if `prepare` would."""
+    statistics = report.statistics
+    amounts = {"document": report.documents, "sentence": report.sentences, "character": report.characters}
+    summary = ", ".join(counted(amount, unit) for unit, amount in amounts.items())
+    if report.tokenized:
+        summary += f", {counted(statistics.tokens, 'token')} ({statistics.unknown_fraction:.3%} unknown)"
+    languages = ", ".join(f"{code} {share:.0%}" for code, share in list(report.languages.items())[:5])
+    is_empty = report.documents == sum((report.filtered or {}).values())
+    remarks = [*(f"error: {error}" for error in report.errors), *map(str, report.problems), *report.advice]
+    lines = [
+        *([summary] if report.documents else []),
+        *([f"languages: {languages}"] if languages else []),
+        *(f"left out {counted(count, 'document')}, {reason}" for reason, count in (report.filtered or {}).items()),
+        *(remarks or ["no problems found"] * (not is_empty)),
+        *_overlap_lines(report.overlap),
+    ]
+    values = vars(report) | {
+        "statistics": statistics.model_dump() if report.tokenized else None,
+        "problems": [problem.model_dump() for problem in report.problems],
+        "overlap": None if report.overlap is None else [each.model_dump(mode="json") for each in report.overlap],
+    }
+    console.result(values, text="\n".join(lines))
+    if report.errors or is_empty:
+        reason, hint = "the input contains no text", "give files with text"
+        if report.errors:
+            reason, hint = f"{len(report.errors)} of the inputs cannot be read", "mend them, or leave them out"
+        elif report.documents:
+            reason, hint = "the filters leave out every document", "leave out a --filter"
+        raise DataError(f"`discern prepare` would stop: {reason}", hint=hint)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache, partial
+from glob import escape
 from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
@@ -51,6 +52,7 @@ SHARD_TOKENS = 1 << 27
 """256 MiB of uint16."""
 MOST_HELDOUT = 0.99
 _JOB_NAME = "job.json"
+_DIGIT, _DIGITS = "[0-9a-f]", 12  # of the digest in the name of a folder
 _SHARED = "give an --out on storage that every machine mounts at the same path"
 
 
@@ -135,7 +137,7 @@ class Job:
         """The folder of this work, beside the data set."""
         # A byte of a file name that is not UTF-8 becomes an escape.
         digest = hashlib.sha256(self._serialized()).hexdigest()
-        return target.with_name(f"{_stem(target)}{digest[:12]}.parts")
+        return target.with_name(f"{_stem(target)}{digest[:_DIGITS]}.parts")
 
     def write(self, folder: Path) -> None:
         """Write the job to its folder."""
@@ -148,7 +150,7 @@ class Job:
 
 def folders_beside(target: Path) -> list[Path]:
     """The folders of all work on a data set, also with other settings."""
-    return [path for path in target.parent.glob("*.parts") if path.name.startswith(_stem(target))]
+    return list(target.parent.glob(f"{escape(_stem(target))}{_DIGIT * _DIGITS}.parts"))
 
 
 def _stem(target: Path) -> str:
