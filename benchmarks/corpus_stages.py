@@ -1,13 +1,13 @@
 """Processor time, memory and bytes of each stage of `discern prepare --near-duplicates`, at several sizes.
 
     python benchmarks/corpus_stages.py text WIKIPEDIA_ARCHIVE... --vocabulary VOCAB.TXT --files 18 75 300
-    python benchmarks/corpus_stages.py slice --documents 31250000
+    python benchmarks/corpus_stages.py band --documents 4000000
     python benchmarks/corpus_stages.py clusters --pairs 25000000
     python benchmarks/corpus_stages.py places --documents 4000000
 
 `text` runs each stage in a process of its own, on the first files of the archives (tars of WikiExtractor files), one task after
-the other. `slice` and `clusters` run a task of the size that it has for a terabyte, on made-up keys and pairs; `places` places a
-part of as many documents.
+the other. `band`, `clusters` and `places` run a task of its size for a terabyte, or a part of it, on made-up signatures, pairs and
+documents.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pathlib import Path
 
 import numpy as np
 
-from discern.data.curation.near_duplicates import HASHES, Banding, clusters, distinct_pairs, links
+from discern.data.curation.near_duplicates import HASHES, Banding, find_near_duplicates, links_of_band
 from discern.data.dataset.manifest import SPLITS
 
 SIMILARITY = 0.8
@@ -104,7 +104,7 @@ def text(options: argparse.Namespace) -> None:
                     f"{size_of(work / stage) / 1e6:.2f} | {os.getloadavg()[0]:.1f} |",
                     flush=True,
                 )
-            for kind in ("signatures", "bands", "sections", "links"):
+            for kind in ("signatures", "links"):
                 print(f"{kind}: {sum(path.stat().st_size for path in work.rglob(kind)) / 1e6:.2f} MB", flush=True)
     for stage in STAGES[1:] if sizes[-1] > sizes[0] else ():
         first, last = (seconds[stage][at] - seconds["start"][at] for at in (0, -1))
@@ -112,45 +112,36 @@ def text(options: argparse.Namespace) -> None:
             print(f"{stage}: grows with the power {math.log(last / first) / math.log(sizes[-1] / sizes[0]):.2f} of the text")
 
 
-def one_slice(options: argparse.Namespace) -> None:
-    """Print what a task of the buckets costs: sorting its keys, and comparing those that are equal."""
+def one_band(options: argparse.Namespace) -> None:
+    """Print what the links of a band cost: sorting its keys, and comparing the documents with equal ones."""
     draw = np.random.default_rng(0)
-    count, rows = options.documents, min(options.documents, 1 << 20)
-    signatures = draw.integers(0, 1 << 32, (rows, HASHES), dtype=np.uint32)
-    keys = draw.integers(1, 1 << 63, count, dtype=np.uint64)
-    equal = int(0.1 * SIMILARITY ** Banding.of(SIMILARITY).rows * count)
-    keys[-equal:] = keys[:equal]
-    numbers = np.arange(count)
+    signatures = draw.integers(0, 1 << 32, (options.documents, HASHES), dtype=np.uint32)
+    equal = int(0.1 * SIMILARITY ** Banding.of(SIMILARITY).rows * options.documents)
+    signatures[-equal:] = signatures[:equal]
+    parts = np.array_split(signatures, 100)
     before, began = resource.getrusage(resource.RUSAGE_SELF), time.process_time()
-    pairs = links(keys, numbers, lambda some: signatures[some % (count - equal) % rows], SIMILARITY)
+    pairs = links_of_band(parts, 0, SIMILARITY)
     after = resource.getrusage(resource.RUSAGE_SELF)
     print(
-        f"slice: {count:,} documents, {equal:,} pairs of equal keys: {time.process_time() - began:.1f} processor seconds, "
+        f"band: {sum(map(len, parts)):,} documents: {time.process_time() - began:.1f} processor seconds, "
         f"{before.ru_maxrss / 1024:.0f} MiB before, {after.ru_maxrss / 1024:.0f} MiB at most; {len(pairs):,} links"
     )
 
 
 def all_clusters(options: argparse.Namespace) -> None:
-    """Print what the task of the clusters costs, in which every pair is found in several bands."""
+    """Print what joining the links to clusters costs, where every pair is found in several bands."""
     draw = np.random.default_rng(0)
     documents = 10 * options.pairs
-    firsts = draw.integers(0, documents, options.pairs)
-    pairs = np.sort(np.stack([firsts, draw.integers(0, documents, options.pairs)], axis=1), axis=1)
-    banding = Banding.of(SIMILARITY)
-    began, merges, raw = time.process_time(), 0, 0
-    distinct, more = np.zeros((0, 2), dtype=np.int64), [np.zeros((0, 2), dtype=np.int64)]
-    for _ in range(options.buckets):
-        share = SIMILARITY**banding.rows * banding.bands / options.buckets
-        more.append(pairs[draw.integers(0, len(pairs), int(share * len(pairs)))])
-        raw += len(more[-1])
-        if sum(map(len, more)) > len(distinct):
-            distinct, more, merges = distinct_pairs([distinct, *more]), [], merges + 1
-    distinct = distinct_pairs([distinct, *more])
-    joined = time.process_time()
-    found = clusters(distinct)
+    pairs = np.sort(draw.integers(0, documents, (options.pairs, 2)), axis=1)
+    count = int(SIMILARITY ** Banding.of(SIMILARITY).rows * len(pairs))
+    signatures = [np.broadcast_to(np.zeros(HASHES, dtype=np.uint32), (documents, HASHES))]
+    began = time.process_time()
+    removed, sizes = find_near_duplicates(
+        signatures, SIMILARITY, map=lambda _, bands: (pairs[draw.integers(0, len(pairs), count)] for _ in bands)
+    )
     print(
-        f"clusters: {raw:,} links in {options.buckets} buckets, {len(distinct):,} distinct, joined in {merges + 1} rounds in "
-        f"{joined - began:.1f} processor seconds; {len(found.sizes):,} clusters in {time.process_time() - joined:.1f} more; "
+        f"clusters: {count:,} links in each band, {len(removed):,} documents removed from {sizes.total():,} clusters in "
+        f"{time.process_time() - began:.1f} processor seconds; "
         f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MiB at most"
     )
 
@@ -196,12 +187,11 @@ def main() -> None:
     of_stage.add_argument("work", type=Path)
     of_stage.add_argument("stage", choices=STAGES)
     of_stage.set_defaults(run=lambda options: run_stage(options.work, options.stage))
-    of_slice = kinds.add_parser("slice")
-    of_slice.add_argument("--documents", type=int, default=31_250_000)
-    of_slice.set_defaults(run=one_slice)
+    of_band = kinds.add_parser("band")
+    of_band.add_argument("--documents", type=int, default=4_000_000)
+    of_band.set_defaults(run=one_band)
     of_clusters = kinds.add_parser("clusters")
     of_clusters.add_argument("--pairs", type=int, default=25_000_000)
-    of_clusters.add_argument("--buckets", type=int, default=168)
     of_clusters.set_defaults(run=all_clusters)
     of_places = kinds.add_parser("places")
     of_places.add_argument("--documents", type=int, default=4_000_000)

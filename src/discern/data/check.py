@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from discern.data.curation.contamination import EvaluationFiles, OverlapSearch
+from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import Rules
 from discern.data.dataset.build import BuildOptions, in_order, search_only, survey
 from discern.data.executors import available_cores
@@ -51,7 +51,7 @@ def check(
     text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
     if text.note is not None:
         progress.note(text.note)
-    search = OverlapSearch(against) if against is not None else None
+    search = ContaminationSearch(against) if against is not None else None
     reading = CorpusProgress(progress, "reading", text)
     documents = reading.read(problems, errors)
     statistics, filtered = None, Counter[str]()

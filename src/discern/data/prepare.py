@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tokenizers import Tokenizer
 
-from discern.data.curation.contamination import EvaluationFiles, FileOverlap, OverlapSearch
+from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles, FileOverlap
 from discern.data.curation.filters import all_left_out
 from discern.data.dataset.build import BuildOptions, Built, build_shards
 from discern.data.dataset.manifest import Manifest, Setting
@@ -116,7 +116,7 @@ def prepare(
     in_stages = engine != "local" or asked.build.near_duplicates is not None
     if in_stages:
         _refuse_search(against)
-    search = OverlapSearch(against) if against is not None else None
+    search = ContaminationSearch(against) if against is not None else None
     with _advising_on_interruption(out, progress, goes_on=in_stages), OutputFolder(asked.target).staged() as folder:
         if in_stages:
             with engine_of(engine, asked.build.workers) as runs:
@@ -257,7 +257,7 @@ class _Made:
     overlap: tuple[FileOverlap, ...] | None = None
 
 
-def _in_one_pass(asked: _Asked, search: OverlapSearch | None, folder: Path, progress: Progress) -> _Made:
+def _in_one_pass(asked: _Asked, search: ContaminationSearch | None, folder: Path, progress: Progress) -> _Made:
     """Read the text once, in this process, and tokenize it in others."""
     text, problems = asked.text(progress), ProblemLog()
     trained, encoder = None, asked.encoder

@@ -10,12 +10,13 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt
 from tokenizers import Tokenizer
 
-from discern.data.curation.contamination import Matches, NgramFinder, NgramIndex, OverlapSearch
+from discern.data.curation.contamination import ContaminationSearch, NgramFinder, NgramIndex
 from discern.data.curation.filters import Rules
 from discern.data.curation.near_duplicates import Banding
 from discern.data.dataset.manifest import COUNTS_NAME, FileInfo, NearDuplicates, SplitInfo, SplitName, Statistics
@@ -211,7 +212,7 @@ def build_shards(
     options: BuildOptions,
     folder: Path,
     reading: CorpusProgress,
-    search: OverlapSearch | None = None,
+    search: ContaminationSearch | None = None,
 ) -> Built:
     """Tokenize the documents and write them to an existing folder.
 
@@ -257,7 +258,7 @@ def survey(
     tokenizer: Tokenizer,
     options: BuildOptions,
     reading: CorpusProgress,
-    search: OverlapSearch | None = None,
+    search: ContaminationSearch | None = None,
 ) -> tuple[Statistics, Counter[str]]:
     """The statistics of the documents, and what filters leave out of them, without writing anything."""
     found = encoded(documents, tokenizer, options, reading, search)
@@ -270,18 +271,19 @@ def survey(
 
 
 def search_only(
-    documents: Iterable[Document], search: OverlapSearch, options: BuildOptions, reading: CorpusProgress
+    documents: Iterable[Document], search: ContaminationSearch, options: BuildOptions, reading: CorpusProgress
 ) -> Counter[str]:
     """Search the documents for the examples of evaluation files, in worker processes, without a tokenizer.
 
     Returns:
         What filters left out, which is not searched, by filter and reason.
     """
-    filtered = Counter[str]()
+    filtered, before = Counter[str](), 0
     with WorkerPool(searching_service, (search.index, None, options.segmenter, options.filters), options.workers) as pool:
-        for (_, dropped), matches in pool.map(chunks_of(documents)):
-            filtered += dropped
-            search.add(matches, reading.locate)
+        for searched in pool.map(chunks_of(documents)):
+            filtered += searched.filtered
+            search.add(searched.located(before, reading))
+            before += searched.documents
             reading.show()
     reading.finish()
     return filtered
@@ -292,7 +294,7 @@ def encoded(
     tokenizer: Tokenizer,
     options: BuildOptions,
     reading: CorpusProgress,
-    search: OverlapSearch | None = None,
+    search: ContaminationSearch | None = None,
 ) -> Generator[EncodedChunk]:
     """The documents tokenized, and searched, in worker processes, in order. Closing the generator ends the processes."""
     arguments = (tokenizer.to_str(), options.segmenter, options.filters)
@@ -300,26 +302,40 @@ def encoded(
         with WorkerPool(encoding_service, arguments, options.workers) as pool:
             yield from pool.map(chunks_of(documents))
     else:
+        before = 0
         with WorkerPool(searching_service, (search.index, *arguments), options.workers) as both:
-            for (chunk, _), matches in both.map(chunks_of(documents)):
-                assert chunk is not None
-                search.add(matches, reading.locate)
-                yield chunk
+            for searched in both.map(chunks_of(documents)):
+                assert searched.chunk is not None
+                search.add(searched.located(before, reading))
+                before += searched.documents
+                yield searched.chunk
+
+
+class _Searched(NamedTuple):
+    """Some documents, with the n-grams found in them."""
+
+    documents: int
+    chunk: EncodedChunk | None
+    filtered: Counter[str]
+    matches: dict[int, tuple[int, str]]
+
+    def located(self, before: int, reading: CorpusProgress) -> dict[int, tuple[str, int, str]]:
+        return {ngram: (*reading.locate(before + index), begins) for ngram, (index, begins) in self.matches.items()}
 
 
 def searching_service(
     index: NgramIndex, tokenizer_json: str | None, segmenter: SegmenterName, filters: Sequence[str]
-) -> Callable[[list[Document]], tuple[tuple[EncodedChunk | None, Counter[str]], Matches]]:
+) -> Callable[[list[Document]], _Searched]:
     """The service of a worker process that searches what filters keep and, with a tokenizer, encodes it."""
     rules, finder = Rules(filters), NgramFinder(index)
     encode = encoding_service(tokenizer_json, segmenter) if tokenizer_json is not None else None
 
-    def serve(documents: list[Document]) -> tuple[tuple[EncodedChunk | None, Counter[str]], Matches]:
+    def serve(documents: list[Document]) -> _Searched:
         found, dropped = rules.in_place(documents)
         kept = [document for document in found if document is not None]
         chunk = replace(encode(kept), filtered=dropped) if encode is not None else None
         # Documents keep their numbers in the input, by which messages name them.
-        return (chunk, dropped), finder.find([[] if document is None else document for document in found])
+        return _Searched(len(documents), chunk, dropped, finder.find(found))
 
     return serve
 

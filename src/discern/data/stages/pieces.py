@@ -12,7 +12,7 @@ import numpy as np
 from jaxtyping import Int
 
 from discern.data.curation.filters import Rules
-from discern.data.curation.near_duplicates import HASHES, Banding, Signer
+from discern.data.curation.near_duplicates import sign
 from discern.data.dataset.build import chunks_of
 from discern.data.dataset.manifest import ShardInfo
 from discern.data.dataset.shards import Shard
@@ -21,7 +21,6 @@ from discern.data.sources.corpus import Corpus
 from discern.data.sources.problems import ProblemLog
 from discern.data.stages.plan import PrepareJob, check_unchanged
 from discern.data.stages.results import Aside, result_of, values_of
-from discern.data.stages.signatures import read_signatures, with_checks, write_bands
 from discern.data.tokenizer import vocab_size
 from discern.data.tokenizer.encoding import DIGEST_BYTES, DocumentEncoder, TokenBlock, token_dtype
 from discern.data.tokenizer.words import SegmenterName
@@ -50,11 +49,11 @@ def make_piece(job: PrepareJob, index: int, aside: Aside) -> None:
         nonlocal bytes_read
         bytes_read += size
 
-    signer = _signer() if plan.build.near_duplicates is not None else None
+    signs = plan.build.near_duplicates is not None
     block = ShardFiles(aside.path, _BLOCK)
     with ExitStack() as stack:
         stack.callback(block.abandon)
-        columns = {name: stack.enter_context((aside.path / name).open("xb")) for name in _COLUMNS[: 3 if signer else 2]}
+        columns = {name: stack.enter_context((aside.path / name).open("xb")) for name in _COLUMNS[: 3 if signs else 2]}
         for read in chunks_of(text.documents(problems, count)):
             documents, left_out = rules.apply(read)
             filtered += left_out
@@ -63,8 +62,8 @@ def make_piece(job: PrepareJob, index: int, aside: Aside) -> None:
             columns["digests"].write(chunk.block.digests.tobytes())
             counts = np.array([sum(map(len, document)) for document in documents], dtype="<i8")
             columns["characters"].write(counts[chunk.kept].tobytes())
-            if signer is not None:
-                columns["signatures"].write(with_checks(signer.sign(documents)[chunk.kept]).tobytes())
+            if signs:
+                columns["signatures"].write(sign(documents)[chunk.kept].astype("<u4").tobytes())
             characters += chunk.characters
             empty += int((~chunk.kept).sum())
             unknown += chunk.unknown
@@ -72,9 +71,6 @@ def make_piece(job: PrepareJob, index: int, aside: Aside) -> None:
         for column in columns.values():
             sync_file(column)
         info = block.close()
-    if plan.build.near_duplicates is not None:
-        signatures = read_signatures(aside.path, info.num_documents)[:, :HASHES]
-        write_bands(aside.path, signatures, Banding.of(plan.build.near_duplicates))
     aside.values = {
         "block": info.model_dump(mode="json"),
         "characters": characters,
@@ -149,12 +145,6 @@ class Pieces:
             info = ShardInfo.model_validate(self.values[index]["block"])
             self._open = index, Shard(self.folders[index], info, self._dtype, 0)
         return self._open[1]
-
-
-@lru_cache(maxsize=1)
-def _signer() -> Signer:
-    """The signer of this process, which remembers the words that it has seen."""
-    return Signer()
 
 
 @lru_cache(maxsize=1)
