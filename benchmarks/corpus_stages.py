@@ -6,8 +6,8 @@
     python benchmarks/corpus_stages.py places --documents 4000000
 
 `text` runs each stage in a process of its own, on the first files of the archives (tars of WikiExtractor files), one task after
-the other. `band`, `clusters` and `places` run a task of its size for a terabyte, or a part of it, on made-up signatures, pairs and
-documents.
+the other. `band`, `clusters` and `places` run a task on made-up signatures, pairs
+and documents.
 """
 
 from __future__ import annotations

@@ -84,9 +84,7 @@ def kernels(folder: Path) -> None:
                 way(chunk)
             if turn:  # words are remembered from the first round on
                 seconds[name].append(time.process_time() - began)
-    print(
-        f"{size:.1f} MB of text, {len(documents):,} documents, {ROUNDS} rounds: milliseconds per MB (least to most), documents/s"
-    )
+    print(f"{size:.1f} MB of text, {len(documents):,} documents, milliseconds per MB (least to most) and documents per second")
     for name, found in seconds.items():
         middle, least, most = (value / size * 1e3 for value in (statistics.median(found), min(found), max(found)))
         print(f"| {name} | {middle:.0f} ({least:.0f} to {most:.0f}) | {len(documents) / statistics.median(found):,.0f} |")

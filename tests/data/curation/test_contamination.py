@@ -120,83 +120,42 @@ def test_as_by_definition_on_random_text(tmp_path: Path) -> None:
     draw = random.Random(5)
     documents = [[" ".join(draw.choices("ab", k=40)) for _ in range(2)] for _ in range(12)]
     lines = [" ".join(draw.choices("ab", k=draw.randint(5, 16))) for _ in range(300)]
-    overlapping = 0
-    for words in map(str.split, lines):
+    overlapping = []
+    for line, words in enumerate(map(str.split, lines), start=1):
         size = min(13, len(words))
         ngrams = [" ".join(words[first : first + size]) for first in range(len(words) - size + 1)]
-        overlapping += size >= 8 and any(ngram in " ".join(document) for ngram in ngrams for document in documents)
-    for chunk in (1, 5, 100):
-        (found,) = search([written(tmp_path / "test.txt", *lines)], documents, chunk)
-        assert found.too_short == sum(len(line.split()) < 8 for line in lines)
-        assert 20 < found.overlapping == overlapping < found.checked
-        assert len(found.found) == 5
+        owners = [number for number, each in enumerate(documents, start=1) if any(ngram in " ".join(each) for ngram in ngrams)]
+        if owners and size >= 8:
+            overlapping.append((owners[0], line))
+    files = [written(tmp_path / name, *lines) for name in ("a.txt", "b.txt")]
+    for chunk in (5, 100):
+        for found in search(files, documents, chunk):
+            assert found.too_short == sum(len(line.split()) < 8 for line in lines)
+            assert 20 < found.overlapping == len(overlapping) < found.checked
+            assert [(each.document, each.line) for each in found.found] == sorted(overlapping)[:5]
 
 
-def test_the_first_document_in_the_text_is_told(tmp_path: Path) -> None:
-    first, second = " ".join(LETTERS[:13]), " ".join(LETTERS[13:])
-    files = [written(tmp_path / name, first, second) for name in ("a.txt", "b.txt")]
-    for chunk in (1, 4):
-        for found in search(files, [["Nothing."], [second], [first], [first, second]], chunk):
-            assert [(each.line, each.document) for each in found.found] == [(2, 2), (1, 3)]
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    folder = tmp_path / "text"
-    folder.mkdir()
-    for number in range(2):
-        (folder / f"{number}.txt").write_text(plain(made_up(60, seed=number)))
-    return folder
-
-
-@pytest.fixture
-def against(tmp_path: Path) -> EvaluationFiles:
-    """Four examples: two of the text, one that is not, one that is too short."""
-    known = made_up(60, seed=1)
-    lines = ("sentence\tlabel", f"{known[7][0]}\t1", f"{known[9][2]}\t0", f"{'no ' * 9}\t0", "cat\t1")
-    return EvaluationFiles([written(tmp_path / "dev.tsv", *lines)])
-
-
-def request(text: Path, out: str, **changes: Any) -> dict[str, Any]:
-    """Arguments of `prepare`."""
-    tokenizer = TokenizerChoice(write_vocabulary(text.parent / "vocab.txt"))
-    return {"inputs": (str(text),), "out": text.parent / out, "tokenizer": tokenizer, "progress": Silent()} | changes
-
-
-def test_the_same_whatever_the_workers(text: Path, against: EvaluationFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_overlap_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.data.dataset.build.CHUNK_CHARACTERS", 1000)
-    # What filters leave out is not searched, but counts in the numbers of the documents.
-    (text / "1.txt").write_text("short\n\n" + (text / "1.txt").read_text())
-    overlaps = []
+    text, known = tmp_path / "text.txt", made_up(60)
+    text.write_text("short\n\n" + plain(known))
+    # Two examples of the text, one that is not, and one that is too short. What a filter leaves out is not searched, but counts.
+    lines = ["sentence", known[7][0], known[9][2], "no " * 9, "cat"]
+    against = EvaluationFiles([written(tmp_path / "dev.tsv", *lines)])
+    tokenizer = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt"))
     for workers in (1, 3):
-        build = BuildOptions(workers=workers, filters=("words:2",))
-        overlaps.append(prepare(**request(text, f"data{workers}", build=build, against=against)).manifest.overlap)
-        for tokenizer in (None, request(text, "")["tokenizer"]):
-            found = check([str(text)], tokenizer=tokenizer, build=build, against=against, progress=Silent())
-            overlaps.append(found.overlap)
-    assert all(overlap == overlaps[0] for overlap in overlaps)
-    (overlap,) = overlaps[0]
-    assert (overlap.examples, overlap.checked, overlap.overlapping, overlap.share) == (4, 3, 2, 2 / 3)
-    places = [(each.line, each.input, each.document) for each in overlap.found]
-    assert places == [(2, str(text / "1.txt"), 9), (3, str(text / "1.txt"), 11)]
-
-
-def test_the_manifest_keeps_it_and_the_fingerprint_stays(text: Path, against: EvaluationFiles) -> None:
-    without = prepare(**request(text, "data"))
-    assert b"overlap" not in (text.parent / "data" / "manifest.json").read_bytes()
-    again = prepare(**request(text, "data", against=against))
-    assert (again.unchanged, again.repaired) == (True, ())
-    assert again.manifest.fingerprint == without.manifest.fingerprint
-    assert again.values()["overlap"][0]["share"] == 2 / 3
-    third = prepare(**request(text, "data"))  # not asked for again: what is known is kept
-    assert read_manifest(text.parent / "data").overlap == third.manifest.overlap == again.manifest.overlap
-
-
-def test_refused_before_any_work(text: Path, against: EvaluationFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discern.data.sources.corpus.Corpus.documents", lambda *_: pytest.fail("the text was read"))
-    for files, error in ((EvaluationFiles([text / "absent"]), DataError), (EvaluationFiles(against.paths, ["no"]), ConfigError)):
-        with pytest.raises(error):
-            prepare(**request(text, "data", against=files))
-        with pytest.raises(error):
-            check([str(text)], against=files, progress=Silent())
-    assert not (text.parent / "data").exists()
+        common: dict[str, Any] = {"build": BuildOptions(workers=workers, filters=("words:2",)), "progress": Silent()}
+        made: dict[str, Any] = {"out": tmp_path / f"data{workers}", "tokenizer": tokenizer} | common
+        with pytest.raises(DataError, match="absent cannot be read"):
+            prepare([str(text)], **made, against=EvaluationFiles([tmp_path / "absent"]))
+        assert not made["out"].exists()
+        before = prepare([str(text)], **made).manifest
+        assert b'"overlap":' not in (made["out"] / "manifest.json").read_bytes()
+        report = prepare([str(text)], **made, against=against)
+        assert (report.unchanged, report.repaired, report.manifest.fingerprint) == (True, (), before.fingerprint)
+        prepare([str(text)], **made)  # not asked for again: what is known is kept
+        (overlap,) = read_manifest(made["out"]).overlap or ()
+        assert (overlap.examples, overlap.checked, overlap.overlapping, overlap.share) == (4, 3, 2, 2 / 3)
+        assert [(each.line, each.input, each.document) for each in overlap.found] == [(2, str(text), 9), (3, str(text), 11)]
+        for choice in (None, tokenizer):
+            assert check([str(text)], tokenizer=choice, against=against, **common).overlap == (overlap,)

@@ -6,8 +6,6 @@ import random
 
 import numpy as np
 import pytest
-from scipy.sparse import coo_array
-from scipy.sparse.csgraph import connected_components
 
 from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, find_near_duplicates, links_of_band, sign
 from discern.errors import ConfigError
@@ -32,7 +30,7 @@ def jaccard(one: list[str], other: list[str]) -> float:
     return len(grams[0] & grams[1]) / len(grams[0] | grams[1])
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.1, 0.3])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
 def test_the_estimate_is_the_jaccard_similarity(share: float) -> None:
     originals = [document(300, seed) for seed in range(60)]
     copies = [edited(words, share, seed) for seed, words in enumerate(originals)]
@@ -90,13 +88,13 @@ def test_the_first_of_similar_documents_is_kept() -> None:
         assert sizes == {2: 30, 3: 5}
 
 
-def test_clusters_are_connected_components() -> None:
-    draw = np.random.default_rng(0)
-    chain = np.stack([np.arange(600, 700), np.arange(601, 701)], axis=1)
-    pairs = draw.permutation(np.concatenate([np.sort(draw.integers(0, 500, size=(200, 2))), chain]))
-    _, labels = connected_components(coo_array((np.ones(300), pairs.T), shape=(701, 701)), directed=False)
-    _, firsts, expected = np.unique(labels, return_index=True, return_counts=True)
-    bands = np.array_split(pairs, 3)
-    removed, sizes = find_near_duplicates([np.zeros((701, HASHES), dtype=np.uint32)], 0.8, map=lambda *_: bands)
-    assert (removed == np.setdiff1d(np.arange(701), firsts)).all()
-    assert sorted(sizes.elements()) == sorted(expected[expected > 1])
+def test_clusters_of_documents_that_are_linked_by_others() -> None:
+    draw = random.Random(0)
+    chain, tree = (
+        [(number, number + 1) for number in range(99)],
+        [(draw.randrange(100, number), number) for number in range(101, 200)],
+    )
+    bands = np.array_split(np.array(draw.sample([*chain, *tree, (300, 301)], k=199)), 3)
+    removed, sizes = find_near_duplicates([np.zeros((302, HASHES), dtype=np.uint32)], 0.8, map=lambda *_: bands)
+    assert removed.tolist() == [*range(1, 100), *range(101, 200), 301]
+    assert sizes == {100: 2, 2: 1}
