@@ -1,10 +1,11 @@
 """Recall and precision of near-duplicates planted in Wikipedia, and the cost of finding them as the text grows.
 
-    python benchmarks/near_duplicates.py WIKIPEDIA_ARCHIVE [--vocabulary VOCAB.TXT] [--files 8 32 100] [--rensa]
+    python benchmarks/near_duplicates.py WIKIPEDIA_ARCHIVE [--vocabulary VOCAB.TXT] [--files 8 32 100] [--libraries]
 
 WIKIPEDIA_ARCHIVE is a tar of WikiExtractor files. Planted: for each share of edits, copies of articles in which that share of
 the words is replaced by other words of the article. A pair counts as similar if the Jaccard similarity of its word 5-grams,
-computed exactly, is at least the threshold. `--rensa` compares numpy's minima with those of the package rensa instead.
+computed exactly, is at least the threshold. `--libraries` compares the signatures with those of the packages rensa and
+datasketch instead.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from discern.data.curation.contamination import words_of
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, links_of_band, sign
 from discern.data.dataset.build import chunks_of
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
@@ -49,28 +50,25 @@ def edited(words: list[str], share: float, draw: random.Random) -> list[str]:
     return changed
 
 
-def with_numpy(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
-    return signer.sign(documents)
-
-
-def with_rensa(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
-    """Signatures whose minima are R-MinHash's, of the same 5-grams."""
-    from rensa import RMinHash
-
-    grams, starts, _ = signer.grams(documents)
-    # Its permutations use the upper half of 64 bits.
-    spread = grams.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    matrix = RMinHash.digest_matrix_from_flat_token_hashes(spread, np.append(starts, len(grams)).astype(np.uint64), HASHES, 0)
-    return np.array(matrix.to_rows(), dtype=np.uint32)
-
-
-def with_rensa_alone(signer: Signer, documents: Sequence[list[str]]) -> np.ndarray:
-    """Signatures for which rensa hashes the 5-grams, too, as strings."""
-    from rensa import RMinHash
-
+def ngram_sets(documents: Sequence[list[str]]) -> list[list[str]]:
     texts = [words_of(" ".join(document)) for document in documents]
-    sets = [[" ".join(words[at : at + NGRAM_WORDS]) for at in range(len(words) - NGRAM_WORDS + 1)] for words in texts]
-    return np.array(RMinHash.digest_matrix_from_token_sets(sets, HASHES, 0).to_rows(), dtype=np.uint32)
+    return [[" ".join(words[at : at + NGRAM_WORDS]) for at in range(len(words) - NGRAM_WORDS + 1)] for words in texts]
+
+
+def with_rensa(documents: Sequence[list[str]]) -> np.ndarray:
+    from rensa import RMinHash
+
+    return np.array(RMinHash.digest_matrix_from_token_sets(ngram_sets(documents), HASHES, 0).to_rows(), dtype=np.uint32)
+
+
+def with_datasketch(documents: Sequence[list[str]]) -> np.ndarray:
+    from datasketch import MinHash
+
+    sets = [[ngram.encode() for ngram in ngrams] for ngrams in ngram_sets(documents)]
+    return np.array([found.hashvalues for found in MinHash.generator(sets, num_perm=HASHES)], dtype=np.uint32)
+
+
+WAYS = {"numpy": sign, "rensa": with_rensa, "datasketch": with_datasketch}
 
 
 def kernels(folder: Path) -> None:
@@ -78,27 +76,21 @@ def kernels(folder: Path) -> None:
     documents = list(Corpus([str(folder)], CorpusOptions()).documents(ProblemLog()))
     size = sum(len(line.encode()) for document in documents for line in document) / 1e6
     chunks = list(chunks_of(documents))
-    ways: dict[str, Callable[[Signer, Sequence[list[str]]], object]] = {
-        "5-grams only": lambda signer, some: signer.grams(some),
-        "numpy": with_numpy,
-        "rensa, of our 5-grams": with_rensa,
-        "rensa, of strings": with_rensa_alone,
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    signers = {name: Signer() for name in ways}
+    seconds: dict[str, list[float]] = {name: [] for name in WAYS}
     for turn in range(ROUNDS + 1):
-        for name, way in ways.items():
+        for name, way in WAYS.items():
             began = time.process_time()
             for chunk in chunks:
-                way(signers[name], chunk)
+                way(chunk)
             if turn:  # words are remembered from the first round on
-                seconds[name].append((time.process_time() - began) / size)
-    print(f"{size:.1f} MB of text, {len(documents):,} documents, {ROUNDS} rounds, milliseconds per MB: median (least to most)")
+                seconds[name].append(time.process_time() - began)
+    print(f"{size:.1f} MB of text, {len(documents):,} documents, milliseconds per MB (least to most) and documents per second")
     for name, found in seconds.items():
-        print(f"| {name} | {statistics.median(found) * 1e3:.0f} ({min(found) * 1e3:.0f} to {max(found) * 1e3:.0f}) |")
+        middle, least, most = (value / size * 1e3 for value in (statistics.median(found), min(found), max(found)))
+        print(f"| {name} | {middle:.0f} ({least:.0f} to {most:.0f}) | {len(documents) / statistics.median(found):,.0f} |")
 
 
-def planted(folder: Path, sign: Callable[[Signer, Sequence[list[str]]], np.ndarray] = with_numpy) -> None:
+def planted(folder: Path, sign: Callable[[Sequence[list[str]]], np.ndarray] = sign) -> None:
     """Print recall and precision by share of edits."""
     options = CorpusOptions()
     texts = [words_of(" ".join(document)) for document in Corpus([str(folder)], options).documents(ProblemLog())]
@@ -107,13 +99,11 @@ def planted(folder: Path, sign: Callable[[Signer, Sequence[list[str]]], np.ndarr
     chosen = draw.sample(range(len(articles)), len(SHARES) * ARTICLES_PER_SHARE)
     copies = [edited(articles[at], SHARES[number % len(SHARES)], draw) for number, at in enumerate(chosen)]
     everything = articles + copies
-    signatures = sign(Signer(), [[" ".join(words)] for words in everything])
-    banding, numbers = Banding.of(SIMILARITY), np.arange(len(everything))
-    pairs = np.concatenate(
-        [links(banding.keys(signatures, b), numbers, lambda n: signatures[n], SIMILARITY) for b in range(banding.bands)]
-    )
-    found = {(int(a), int(b)) for a, b in pairs}
-    removed = set(clusters(pairs).removed.tolist())
+    signatures = [sign([[" ".join(words)] for words in everything])]
+    banding = Banding.of(SIMILARITY)
+    found = {(a, b) for band in range(banding.bands) for a, b in links_of_band(signatures, band, SIMILARITY).tolist()}
+    links = (links_of_band(signatures, band, SIMILARITY) for band in range(Banding.of(SIMILARITY).bands))
+    removed = set(clusters(links, sum(map(len, signatures)))[0].tolist())
     print(f"{len(articles):,} articles, {len(copies):,} copies; similarity {SIMILARITY}; {banding}")
     print("| words edited | mean Jaccard | copies at or above 0.8 | of those removed | of the others removed |")
     print("|---|---|---|---|---|")
@@ -179,13 +169,14 @@ def main() -> None:
     asked.add_argument("archive", type=Path)
     asked.add_argument("--vocabulary", type=Path)
     asked.add_argument("--files", type=int, nargs="*", default=[8, 32])
-    asked.add_argument("--rensa", action="store_true", help="Compare signatures of rensa with those of numpy.")
+    asked.add_argument("--libraries", action="store_true", help="Compare the signatures of rensa, datasketch and numpy.")
     options = asked.parse_args()
     with tempfile.TemporaryDirectory() as name:
         unpack(options.archive, Path(name) / "text", 10)
-        planted(Path(name) / "text")
-        if options.rensa:
-            planted(Path(name) / "text", with_rensa)
+        for way, sign_documents in WAYS.items() if options.libraries else [("numpy", sign)]:
+            print(way)
+            planted(Path(name) / "text", sign_documents)
+        if options.libraries:
             kernels(Path(name) / "text")
             return
     print("| files | MB | documents | near-duplicates | processor seconds | removed | MiB, largest so far |")

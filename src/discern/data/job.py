@@ -385,7 +385,8 @@ def problems_of(work: str, pieces: int) -> ProblemLog:
 def signatures_of(work: Path) -> list[UInt[np.ndarray, "D 128"]]:
     """The signatures of all documents, in order, mapped into memory."""
     paths = [path for path in sorted(work.glob("*.signatures")) if path.stat().st_size]
-    return [np.memmap(path, dtype="<u4", mode="r").reshape(-1, HASHES) for path in paths]
+    none = np.zeros((0, HASHES), dtype="<u4")
+    return [none, *(np.memmap(path, dtype="<u4", mode="r").reshape(-1, HASHES) for path in paths)]
 
 
 def chunks_of(

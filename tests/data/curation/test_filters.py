@@ -1,118 +1,143 @@
-"""Each rule of the filters on text at its limit, and the counts in the manifest."""
+"""Each rule of the filters on text at its limit, the filter by language on text of several, and the counts in the manifest."""
 
 from __future__ import annotations
 
+import pickle
+import re
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 
-from discern.data.curation.filters import Rules, filters
-from discern.data.curation.filters.gopher import _in_repeated_ngrams, _in_top_ngram
+from discern.data.curation import filters
+from discern.data.curation.filters import Rules
 from discern.data.dataset.build import BuildOptions
-from discern.data.prepare import merge, prepare, prepare_part
-from discern.data.stages import plan as planning
+from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError
 from discern.progress import Silent
 from discern.registry import Registry
 from tests.data.small_text import made_up, plain, write_vocabulary
 
+LETTERS = [chr(0x4E00 + number) for number in range(70)]
 NUMBERS = [f"word{number}" for number in range(200)]
 PROSE = [" ".join(["the", "people", "of", *NUMBERS[first : first + 12]]) + "." for first in range(0, 120, 12)]
+# 3 good sentences of 5
+C4 = ["Home", "This is the first good sentence.", "Menu | Login", 'And she said: "a second one!"', "A third one is here?"]
+SENTENCES = {
+    "en": "The ferry to the island leaves twice a day, in the morning and in the late afternoon.",
+    "de": "Die Fähre zur Insel fährt zweimal am Tag, morgens und am späten Nachmittag.",
+    "ja": "島へのフェリーは一日に二回、朝と夕方に出ます。",
+    "zh": "去岛上的渡轮每天有两班，早上一班，下午晚些时候一班。",
+}
+needs_language = pytest.mark.skipif(find_spec("py3langid") is None, reason="the extra 'language' is not installed")
 
 
-def reason(name: str, document: list[str]) -> str | None:
-    """The reason why a filter leaves out a document; None if it keeps all of it."""
-    kept, dropped = Rules([name]).apply([document])
-    assert len(kept) + sum(dropped.values()) == 1
-    return next(iter(dropped), None)
-
-
-@pytest.mark.parametrize(
-    ("name", "words", "expected"),
-    [
-        ("words:5", 5, None),
-        ("words:5", 4, "words: fewer than 5 words"),
-        ("words:2-5", 5, None),
-        ("words:2-5", 6, "words: more than 5 words"),
-    ],
-)
-def test_the_number_of_words(name: str, words: int, expected: str | None) -> None:
-    assert reason(name, ["a " * (words - 1), "b"]) == expected
+def left_out(name: str, document: list[str]) -> str:
+    """The reason why a filter leaves out a document; empty if it keeps it."""
+    (result,), dropped = pickle.loads(pickle.dumps(Rules([name]))).in_place([document])
+    assert (result is None) == (dropped.total() == 1)
+    return next(iter(dropped), "")
 
 
 @pytest.mark.parametrize(
-    ("document", "expected"),
+    ("name", "document", "expected"),
     [
-        (PROSE, None),
-        (PROSE[:3], "not 50 to 100,000 words"),
-        ([line.replace("word", "w" * 12) for line in PROSE], "mean length of words"),
-        ([line + " # # #" for line in PROSE], "hash signs and ellipses"),
-        (["- " + line for line in PROSE], "begin with a bullet"),
-        ([line + ".." for line in PROSE[:4]] + PROSE[4:], "end with an ellipsis"),
-        ([line + " 1234 5678 9012 3456" for line in PROSE], "have a letter"),
-        ([line.replace("the", "thy").replace("of", "off") for line in PROSE], "English stop words"),
+        ("words:5", ["a a a a", "b"], ""),
+        ("words:5", ["a a a", "b"], "words: fewer than 5 words"),
+        ("words:2-5", ["a a a a a", "b"], "words: more than 5 words"),
+        ("gopher-quality", PROSE, ""),
+        ("gopher-quality", PROSE[:3], "not 50 to 100,000 words"),
+        ("gopher-quality", [line.replace("word", "w" * 12) for line in PROSE], "mean length of words"),
+        ("gopher-quality", [line + " # # #" for line in PROSE], "hash signs and ellipses"),
+        ("gopher-quality", ["- " + line for line in PROSE], "begin with a bullet"),
+        ("gopher-quality", [line + ".." for line in PROSE[:4]] + PROSE[4:], "end with an ellipsis"),
+        ("gopher-quality", [line + " 1234 5678 9012 3456" for line in PROSE], "have a letter"),
+        ("gopher-quality", [line.replace("the", "thy").replace("of", "off") for line in PROSE], "English stop words"),
+        ("gopher-repetition", [f"{line} {line}x" for line in NUMBERS], ""),
+        ("gopher-repetition", [f"{n} {n}x" for n in NUMBERS[:6]] + ["equal line"] * 5, "lines are repeated"),
+        (
+            "gopher-repetition",
+            [f"{n} {n}x" for n in NUMBERS[:8]] + ["a much longer line that is equal"] * 3,
+            "characters are in repeated lines",
+        ),
+        # Three times "a b" are 6 of 30 characters, or of 29.
+        ("gopher-repetition", [" ".join([*LETTERS[:22], "a b", LETTERS[22], "a b", LETTERS[23], "a b"])], ""),
+        (
+            "gopher-repetition",
+            [" ".join([*LETTERS[:22], "a b", LETTERS[23], "a b a b"])],
+            "20% of the characters are in one 2-gram",
+        ),
+        # Four repeated 5-grams, which overlap, have 8 of 70 characters, or of 53.
+        ("gopher-repetition", [" ".join(LETTERS[:62] + LETTERS[:8])], ""),
+        ("gopher-repetition", [" ".join(LETTERS[:45] + LETTERS[:8])], "15% of the characters are in repeated 5-grams"),
+        ("c4", C4[:3], "c4: fewer than 3 sentences"),
+        ("c4", [*C4, "if (x) { y }"], "c4: a curly bracket, as in code"),
+        ("c4", [*C4, "Lorem Ipsum dolor."], "c4: filler text"),
     ],
 )
-def test_the_quality_rules_of_gopher(document: list[str], expected: str | None) -> None:
-    found = reason("gopher-quality", document)
-    assert found is None if expected is None else expected in str(found)
+def test_the_reason(name: str, document: list[str], expected: str) -> None:
+    found = left_out(name, document)
+    assert expected in found if expected else not found
+
+
+def test_c4_keeps_the_lines_that_are_sentences() -> None:
+    kept, dropped = Rules(["c4"]).apply([[*C4, "Please enable Javascript in your browser."]])
+    assert (kept, dropped) == ([[C4[1], C4[3], C4[4]]], {})
+
+
+@needs_language
+def test_languages() -> None:
+    for code, sentence in SENTENCES.items():
+        assert Rules([f"language:{code}"]).apply([[each] for each in SENTENCES.values()])[0] == [[sentence]]
+
+
+@needs_language
+@pytest.mark.parametrize(
+    ("argument", "document", "expected"),
+    [
+        ("en+ja", [SENTENCES["de"]], "language: German instead of English or Japanese"),
+        ("de+en", [SENTENCES["de"]], ""),
+        ("en", ["qxzv 0x3fa9; wlkj_77 == {} -- zzqp(3432);" * 9], "language: no language instead of English"),
+        ("en:0.1", ["The house is old."], ""),
+        ("en:1", ["The house is old."], "language: confidence in English below 1"),
+        ("de+en:0.95", [SENTENCES["de"], SENTENCES["en"]], ""),
+        ("de:0.95", [SENTENCES["de"], SENTENCES["en"]], "language: confidence in German below 0.95"),
+        ("de:0.9", [*[SENTENCES["de"]] * 40, *[SENTENCES["en"]] * 4000], ""),  # only the beginning is read
+        ("zh-CN", [SENTENCES["zh"]], ""),
+        ("nb", ["Fergen til øya går to ganger om dagen, om morgenen og sent på ettermiddagen."], ""),
+    ],
+)
+def test_the_reason_of_the_language_filter(argument: str, document: list[str], expected: str) -> None:
+    assert left_out(f"language:{argument}", document) == expected
 
 
 @pytest.mark.parametrize(
-    ("document", "expected"),
+    ("name", "says"),
     [
-        ([f"{line} {line}x" for line in NUMBERS], None),
-        ([f"{n} {n}x" for n in NUMBERS[:6]] + ["equal line"] * 5, "lines are repeated"),
-        ([f"{n} {n}x" for n in NUMBERS[:8]] + ["a much longer line that is equal"] * 3, "characters are in repeated lines"),
-        ([f"{n} good day" for n in NUMBERS], "in one 2-gram"),
-        ([" ".join(NUMBERS[first : first + 40]) for first in range(0, 160, 20)], "in repeated 5-grams"),
+        ("wrods:5", "unknown filter 'wrods'"),
+        ("words:x", "needs a number of words"),
+        ("c4:3", "takes no argument"),
+        ("language", "needs language codes"),
+        ("language:de:1.5", "a confidence of at most 1"),
+        ("language:de:0", "a confidence of at most 1"),
+        pytest.param("language:german", "did you mean 'de'", marks=needs_language),
+        pytest.param("language:cu", r"cannot identify Church Slavic \(cu\)", marks=needs_language),
     ],
 )
-def test_the_repetition_rules_of_gopher(document: list[str], expected: str | None) -> None:
-    found = reason("gopher-repetition", document)
-    assert found is None if expected is None else expected in str(found)
+def test_filters_that_do_not_exist(name: str, says: str) -> None:
+    with pytest.raises(ConfigError) as raised:
+        Rules([name])
+    assert re.search(says, str(raised.value))
+    assert raised.value.hint
 
 
-def test_characters_of_ngrams_by_hand() -> None:
-    words = "a bb a bb c a bb".split()
-    assert _in_top_ngram(words, 2) == 3 * 3
-    assert _in_top_ngram("a b c".split(), 2) == 0
-    assert _in_repeated_ngrams(words, 2) == 6  # the second and the third "a bb"
-    assert _in_repeated_ngrams("x x x x".split(), 2) == 3  # the second and the third place: words 2 to 4
-
-
-def test_the_rules_of_c4_keep_sentences() -> None:
-    document = [
-        "Home",
-        "This is the first good sentence.",
-        "Menu | Login",
-        'And she said: "a second one!"',
-        "A third one is here?",
-    ]
-    kept, dropped = Rules(["c4"]).apply([document])
-    assert kept == [[document[1], document[3], document[4]]]
-    assert not dropped
-    assert reason("c4", document[:3]) == "c4: fewer than 3 sentences"
-    assert reason("c4", [*document, "if (x) { y }"]) == "c4: a curly bracket, as in code"
-    assert reason("c4", [*document, "Lorem Ipsum dolor."]) == "c4: filler text"
-    assert Rules(["c4"]).apply([[*document, "Please enable Javascript in your browser."]])[0] == kept
-
-
-@pytest.mark.parametrize(
-    ("names", "says"),
-    [
-        (["wrods:5"], "unknown filter 'wrods'"),
-        (["words=5"], "unknown filter 'words=5'"),
-        (["words"], "needs a number of words"),
-        (["words:x"], "needs a number of words"),
-        (["c4:3"], "takes no argument"),
-        (["c4", "c4"], "given twice"),
-    ],
-)
-def test_filters_that_do_not_exist(names: list[str], says: str) -> None:
-    with pytest.raises(ConfigError, match=says):
-        Rules(names)
+def test_the_extra_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    filters._language_identifier.cache_clear()
+    monkeypatch.setitem(sys.modules, "py3langid.langid", None)
+    with pytest.raises(ConfigError, match=r"not installed\n.*discern-nlp\[language\]"):
+        Rules(["language:de"])
 
 
 def shouting(argument: str | None) -> object:
@@ -122,27 +147,20 @@ def shouting(argument: str | None) -> object:
 
 def test_a_filter_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     own: Registry[object] = Registry("filter")
-    own.register("shouting", "tests.data.test_filters:shouting")
-    monkeypatch.setattr("discern.data.curation.filters.filters", own)
-    kept, dropped = Rules(["shouting:me"]).apply([["HELLO"], ["DROP"]])
-    assert kept == [["hello"]]
-    assert dropped == {"shouting: told so by me": 1}
-    assert "c4" in filters.names()
+    own.register("shouting", f"{__name__}:shouting")
+    monkeypatch.setattr(filters, "filters", own)
+    assert Rules(["shouting:me"]).apply([["HELLO"], ["DROP"]]) == ([["hello"]], {"shouting: told so by me": 1})
 
 
-def test_a_data_set_counts_what_was_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "SMALLEST_PIECE", 1)
-    (tmp_path / "text").mkdir()
-    for number in range(2):
-        (tmp_path / "text" / f"{number}.txt").write_text(plain([*made_up(10, seed=number), ["the cat"], ["a dog sees"]]))
-    common = {
-        "tokenizer": TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")),
-        "build": BuildOptions(workers=1, filters=("words:3", "words:4-40")),
-        "progress": Silent(),
-    }
-    report = prepare([str(tmp_path / "text")], out=tmp_path / "whole", **common)  # type: ignore[arg-type]
-    assert report.values()["filtered"] == {"words: fewer than 3 words": 2, "words: fewer than 4 words": 2}
-    assert report.manifest.statistics.documents == 20
+def test_a_data_set_counts_what_was_left_out(tmp_path: Path) -> None:
+    (tmp_path / "text.txt").write_text(plain([*made_up(10), ["the cat"], ["a dog sees"]]))
+    report = prepare(
+        [str(tmp_path / "text.txt")],
+        out=tmp_path / "data",
+        tokenizer=TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")),
+        build=BuildOptions(workers=1, filters=("words:3", "words:4-40")),
+        progress=Silent(),
+    )
+    assert report.values()["filtered"] == {"words: fewer than 3 words": 1, "words: fewer than 4 words": 1}
+    assert report.manifest.statistics.documents == 10
     assert report.manifest.configuration["filters"] == "words:3,words:4-40"
-    prepare_part([str(tmp_path / "text")], part=0, parts=1, out=tmp_path / "parts", **common)  # type: ignore[arg-type]
-    assert merge(tmp_path / "parts", workers=1, progress=Silent()).manifest == report.manifest

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, distinct_pairs, links
+from discern.data.curation.near_duplicates import NGRAM_WORDS, Banding, clusters, links_of_band, sign
 from discern.errors import ConfigError
 
 
 def document(words: int, seed: int) -> list[str]:
-    draw = random.Random(seed)
-    return [f"w{draw.randrange(10_000)}" for _ in range(words)]
+    return [f"w{number}" for number in random.Random(seed).choices(range(10_000), k=words)]
 
 
 def edited(words: list[str], share: float, seed: int) -> list[str]:
     """The words with a share of them replaced."""
-    draw = random.Random(seed)
-    places = set(draw.sample(range(len(words)), round(share * len(words))))
+    places = random.Random(seed).sample(range(len(words)), round(share * len(words)))
     return [f"x{seed}n{place}" if place in places else word for place, word in enumerate(words)]
+
+
+def signatures(*documents: list[str]) -> np.ndarray:
+    return sign([[" ".join(words)] for words in documents])
 
 
 def jaccard(one: list[str], other: list[str]) -> float:
@@ -30,11 +30,7 @@ def jaccard(one: list[str], other: list[str]) -> float:
     return len(grams[0] & grams[1]) / len(grams[0] | grams[1])
 
 
-def signatures(*documents: list[str]) -> np.ndarray:
-    return Signer().sign([[" ".join(words)] for words in documents])
-
-
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.03, 0.1, 0.3])
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.1])
 def test_the_estimate_is_the_jaccard_similarity(share: float) -> None:
     originals = [document(300, seed) for seed in range(60)]
     copies = [edited(words, share, seed) for seed, words in enumerate(originals)]
@@ -47,98 +43,58 @@ def test_the_estimate_is_the_jaccard_similarity(share: float) -> None:
         assert (found == 1).all()
 
 
-def test_case_punctuation_and_lines_do_not_matter() -> None:
-    one, other = Signer().sign([["The cat sat, on the mat.", "It slept!"], ["the cat SAT on the", "mat it slept"]])
-    assert (one == other).all()
+def test_case_punctuation_lines_and_other_documents_do_not_matter() -> None:
+    texts = [["The cat sat, on the mat.", "It slept!"], ["a b"], ["the cat SAT on the", "mat it slept"], [], ["b a"], ["A, b"]]
+    found = sign(texts)
+    for index, text in enumerate(texts):
+        assert (sign([text])[0] == found[index]).all()
+    assert (found[0] == found[2]).all()
+    assert (found[1] == found[5]).all()
+    assert (found[1] != found[4]).all(), "short documents are similar only if they are equal"
 
 
-def test_short_documents_are_similar_only_if_equal() -> None:
-    found = Signer().sign([["a b"], ["A, b"], ["b a"], ["..."], ["!!"]])
-    assert (found[0] == found[1]).all()
-    assert (found[0] != found[2]).all()
-    keys = Banding.of(0.8).keys(found, 0)
-    assert keys[0] == keys[1] != keys[2]
-    assert keys[3] == keys[4] == 0  # no words: similar to nothing
+def test_signatures_are_the_same_in_every_process_and_version() -> None:
+    (found,) = sign([["the cat sat on the mat today"]])
+    assert found[:3].tolist() == [524_890_208, 60_605_560, 1_985_014_628]
 
 
-def test_the_documents_around_do_not_matter() -> None:
-    texts = [document(size, size) for size in (3, 300, 5, 6, 0, 40)]
-    together = signatures(*texts)
-    for index, words in enumerate(texts):
-        assert (signatures(words)[0] == together[index]).all()
-
-
-@pytest.mark.parametrize(
-    ("similarity", "bands", "rows"), [(0.5, 42, 3), (0.7, 32, 4), (0.8, 21, 6), (0.9, 12, 10), (1.0, 1, 128)]
-)
+@pytest.mark.parametrize(("similarity", "bands", "rows"), [(0.5, 42, 3), (0.8, 21, 6), (1.0, 1, 128)])
 def test_the_bands(similarity: float, bands: int, rows: int) -> None:
-    found = Banding.of(similarity)
-    assert (found.bands, found.rows) == (bands, rows)
-    assert bands * rows <= HASHES
+    assert Banding.of(similarity) == Banding(bands, rows)
 
 
-@pytest.mark.parametrize("similarity", [0.0, 0.49, 1.01, -1, float("nan")])
+@pytest.mark.parametrize("similarity", [0.49, 1.01])
 def test_no_similarity(similarity: float) -> None:
     with pytest.raises(ConfigError, match="expected a similarity from"):
         Banding.of(similarity)
 
 
-def test_links_of_a_bucket_with_two_groups_that_are_not_similar() -> None:
-    """All five have one key; two pairs are similar, and the fifth document is alone."""
+def test_an_equal_band_with_two_groups_that_are_not_similar() -> None:
+    """All five have an equal first band; two pairs are similar, and the fifth document is alone. Two have no words."""
     one, other, alone = document(200, 1), document(200, 2), document(200, 3)
-    signed = signatures(one, other, one, other, alone)
-    found = links(np.full(5, 7, dtype=np.uint64), np.arange(5), lambda numbers: signed[numbers], 0.8)
-    assert sorted(map(tuple, found.tolist())) == [(0, 2), (1, 3)]
+    signed = np.concatenate([signatures(one, other, one, other, alone), sign([["..."], ["!!"]])])
+    signed[:5, :6] = 7
+    parts = [signed[:1], signed[1:1], signed[1:4], signed[4:]]
+    assert sorted(map(tuple, links_of_band(parts, 0, 0.8).tolist())) == [(0, 2), (1, 3)]
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_clusters_are_connected_components(seed: int) -> None:
-    draw = np.random.default_rng(seed)
-    pairs = np.sort(draw.integers(0, 500, size=(200, 2)), axis=1)
-    pairs = np.concatenate([pairs, np.stack([np.arange(600, 700), np.arange(601, 701)], axis=1)])  # and a long chain
-    neighbors: dict[int, set[int]] = {}
-    for a, b in pairs.tolist():
-        neighbors.setdefault(a, set()).add(b)
-        neighbors.setdefault(b, set()).add(a)
-    seen: set[int] = set()
-    removed, sizes = [], []
-    for start in sorted(neighbors):
-        if start in seen:
-            continue
-        group, todo = {start}, [start]
-        while todo:
-            new = neighbors[todo.pop()] - group
-            group |= new
-            todo += new
-        seen |= group
-        removed += sorted(group)[1:]
-        sizes.append(len(group))
-    found = clusters(pairs)
-    assert found.removed.tolist() == sorted(removed)
-    assert found.sizes.tolist() == sizes
+def test_the_first_of_similar_documents_is_kept() -> None:
+    originals = [document(300, seed) for seed in range(60)]
+    copies = [edited(words, 0.3 * (seed % 2), seed) for seed, words in enumerate(originals)]
+    signed = signatures(*originals, *copies, *originals[:10])
+    for parts in ([signed], np.array_split(signed, 7)):
+        removed, sizes = clusters((links_of_band(parts, band, 0.8) for band in range(21)), len(signed))
+        assert removed.tolist() == [*range(60, 120, 2), *range(120, 130)]
+        assert sizes == {2: 30, 3: 5}
 
 
-@pytest.mark.parametrize("largest", [50, 1 << 31, 1 << 40])
-def test_pairs_of_several_bands_are_counted_once(largest: int) -> None:
-    draw = np.random.default_rng(0)
-    found = [draw.integers(largest - 50, largest, size=(count, 2)) for count in (0, 900, 500)]
-    np.testing.assert_array_equal(distinct_pairs(found), np.unique(np.concatenate(found), axis=0))
-
-
-def test_no_links() -> None:
-    found = clusters(np.zeros((0, 2), dtype=np.int64))
-    assert (len(found.removed), len(found.sizes)) == (0, 0)
-
-
-def test_signatures_are_the_same_in_every_process() -> None:
-    program = (
-        "from discern.data.curation.near_duplicates import Signer; "
-        "print(Signer().sign([['the cat sat on the mat today']]).tolist())"
+def test_clusters_of_documents_that_are_linked_by_others() -> None:
+    draw = random.Random(0)
+    chain, tree = (
+        [(number, number + 1) for number in range(99)],
+        [(draw.randrange(100, number), number) for number in range(101, 200)],
     )
-    printed = {
-        subprocess.run([sys.executable, "-c", program], env={"PYTHONHASHSEED": seed, "PYTHONPATH": ":".join(sys.path)},
-                       capture_output=True, text=True, check=True).stdout
-        for seed in ("1", "2")
-    }  # fmt: skip
-    assert len(printed) == 1
-    assert printed.pop().strip() == str(Signer().sign([["the cat sat on the mat today"]]).tolist())
+    bands = np.array_split(np.array(draw.sample([*chain, *tree, (300, 301)], k=199)), 3)
+    removed, sizes = clusters(bands, 302)
+    assert removed.tolist() == [*range(1, 100), *range(101, 200), 301]
+    assert sizes == {100: 2, 2: 1}

@@ -9,27 +9,25 @@ from __future__ import annotations
 
 import unicodedata
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jaxtyping import Bool, Int, UInt
+from jaxtyping import UInt
 
 from discern.config.schema import Section
 from discern.data.sources.base import ending
 from discern.data.sources.documents import Document
 from discern.data.tables import is_header, one_object, open_table
-from discern.errors import ConfigError, DataError
 
-NGRAM_WORDS = 13
-"""Number of words in a row that count as overlap."""
-SHORTEST_WORDS = 8
-"""A text of fewer words is not checked: too many are common phrases."""
+NGRAM_WORDS = 13  # this many words in a row count as overlap
+SHORTEST_WORDS = 8  # a text of fewer words is not checked: too many are common phrases
 
-_MAX_FOUND = 5
-_SHOWN_CHARACTERS = 80
+_SIZES = range(SHORTEST_WORDS, NGRAM_WORDS + 1)
+_OTHER_WORD = 1 << 32  # id of a word that is in no evaluation file
 
 
 class FoundExample(Section):
@@ -116,151 +114,109 @@ def words_of(text: str) -> list[str]:
     return text.lower().translate(_CHARACTERS).split()
 
 
+def splitmix64(values: UInt[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
+    """Pseudo-random values of numbers: those of neighboring numbers are unrelated."""
+    values = values * 0x9E3779B97F4A7C15
+    values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
+    values = (values ^ (values >> 27)) * 0x94D049BB133111EB
+    values ^= values >> 31
+    return values
+
+
+def ngram_hashes(words: UInt[np.ndarray, " W"], sizes: range) -> Iterator[UInt[np.ndarray, " _"]]:
+    """For each size of n-grams, at least 2, the hash of the n-gram that begins at each word.
+
+    With 64 bits, a billion words against a million n-grams give a wrong match with a probability of 1 in 10,000.
+
+    Args:
+        words: pseudo-random values of the words.
+    """
+    total = words
+    for size in range(2, sizes.stop):
+        total = total[:-1] * 0xD6E8FEB86659FD93 + words[size - 1 :]
+        if size in sizes:
+            yield total
+
+
 @dataclass(frozen=True)
 class NgramIndex:
-    """The n-grams of evaluation sets, to be found in text. They are numbered by length, then by hash.
+    """The n-grams of evaluation sets, to be found in text. The number of an n-gram is the rank of its hash.
 
     Attributes:
         word_ids: ids of the words that occur in them, from 1.
-        hashes: by number of words, the distinct hashes, ascending.
+        hashes: their distinct hashes, ascending.
     """
 
     word_ids: dict[str, int]
-    hashes: dict[int, UInt[np.ndarray, " N"]]
-
-    def __len__(self) -> int:
-        return sum(map(len, self.hashes.values()))
-
-
-@dataclass(frozen=True)
-class Matches:
-    """The n-grams found in some consecutive documents.
-
-    Attributes:
-        documents: number of documents that were searched.
-        ngrams: numbers of the n-grams, distinct.
-        owners: index of the first document with each of them.
-        beginnings: beginnings of those documents, by index.
-    """
-
-    documents: int
-    ngrams: Int[np.ndarray, " N"]
-    owners: Int[np.ndarray, " N"]
-    beginnings: dict[int, str]
+    hashes: UInt[np.ndarray, " N"]
 
 
 class NgramFinder:
-    """Finds n-grams in documents; runs in the worker processes.
-
-    A word that no evaluation set has gets the id 0, as does the end of a document, so that no n-gram reaches across it.
-    """
-
-    # A table of this many entries for each n-gram decides most places without a search.
-    _ENTRIES = 16
-    _FEWEST_BITS, _MOST_BITS = 16, 24
+    """Finds n-grams in documents; runs in the worker processes."""
 
     def __init__(self, index: NgramIndex) -> None:
         self._index = index
-        self._shifts: dict[int, int] = {}
-        self._tables: dict[int, Bool[np.ndarray, " _"]] = {}
-        for length, hashes in index.hashes.items():
-            bits = min(max((len(hashes) * self._ENTRIES).bit_length(), self._FEWEST_BITS), self._MOST_BITS)
-            self._shifts[length] = 64 - bits
-            self._tables[length] = np.zeros(1 << bits, dtype=bool)
-            self._tables[length][hashes >> np.uint64(64 - bits)] = True
+        # A table of the first 22 bits of the hashes decides most positions without a search.
+        self._is_prefix = np.zeros(1 << 22, dtype=bool)
+        self._is_prefix[index.hashes >> 42] = True
 
-    def find(self, documents: Sequence[Document]) -> Matches:
-        """The n-grams in some documents."""
-        find = self._index.word_ids.get
-        ids, ends = array("i"), []
+    def find(self, documents: Sequence[Document | None]) -> dict[int, tuple[int, str]]:
+        """The numbers of the n-grams in some documents, in the order of the text.
+
+        Args:
+            documents: the documents; None where a filter left one out.
+
+        Returns:
+            For each n-gram, the index of the first document that has it, and the beginning of that document.
+        """
+        id_of, known = self._index.word_ids.get, self._index.hashes
+        ids, ends, beginnings = array("Q"), [], []
         for document in documents:
-            for sentence in document:  # one by one, as text in ASCII is faster
-                ids.extend([find(word, 0) for word in words_of(sentence)])
-            ids.append(0)
+            sentences = document or []
+            for sentence in sentences:  # one by one, as text in ASCII is faster
+                ids.extend([id_of(word, _OTHER_WORD) for word in words_of(sentence)])
+            ids.append(_OTHER_WORD)  # no n-gram reaches across the end of a document
             ends.append(len(ids))
-        numbers, places, before = [np.zeros(0, dtype=np.int64)], [np.zeros(0, dtype=np.int64)], 0
-        for length, found in _rolling(np.array(ids, dtype=np.int64), self._index.hashes):
-            known = self._index.hashes[length]
-            (likely,) = np.nonzero(self._tables[length][found >> np.uint64(self._shifts[length])])
-            ranks = np.minimum(np.searchsorted(known, found[likely]), len(known) - 1)
-            equal = known[ranks] == found[likely]
-            distinct, first = np.unique(ranks[equal], return_index=True)
-            numbers.append(distinct + before)
-            places.append(likely[equal][first])
-            before += len(known)
-        owners = np.searchsorted(np.array(ends, dtype=np.int64), np.concatenate(places), side="right")
-        beginnings = {
-            int(owner): " ".join(documents[owner][:_SHOWN_CHARACTERS])[:_SHOWN_CHARACTERS] for owner in np.unique(owners)
-        }
-        return Matches(len(documents), np.concatenate(numbers), owners, beginnings)
+            beginnings.append(" ".join(sentences[:80])[:80])
+        matches: list[tuple[int, int]] = []
+        for hashes in ngram_hashes(splitmix64(np.array(ids, dtype=np.uint64)), _SIZES):
+            (positions,) = np.nonzero(self._is_prefix[hashes >> 42])
+            ngrams = np.searchsorted(known, hashes[positions], side="right") - 1
+            equal = known[ngrams] == hashes[positions]
+            matches += zip(positions[equal].tolist(), ngrams[equal].tolist(), strict=True)
+        found: dict[int, tuple[int, str]] = {}
+        for position, ngram in sorted(matches):
+            index = bisect_right(ends, position)
+            found.setdefault(ngram, (index, beginnings[index]))
+        return found
 
 
-def _rolling(ids: Int[np.ndarray, " W"], lengths: Iterable[int]) -> Iterator[tuple[int, UInt[np.ndarray, " _"]]]:
-    """For each of the lengths, ascending, the hash of the words from each place on.
-
-    With 64 bits and pseudo-random values of the words, a billion words against a million n-grams give a wrong match with a
-    probability of 1 in 10,000.
-    """
-    # splitmix64: neighboring ids get unrelated values.
-    values = ids.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    values ^= values >> np.uint64(31)
-    wanted = sorted(lengths)
-    total = values
-    for length in range(1, wanted[-1] + 1 if wanted else 0):
-        if length > 1:
-            total = total[:-1] * np.uint64(0xD6E8FEB86659FD93) + values[length - 1 :]
-        if length in wanted:
-            # The table of the finder reads the upper bits, so they must depend on every bit.
-            mixed = (total ^ (total >> np.uint64(32))) * np.uint64(0xD6E8FEB86659FD93)
-            yield length, mixed
-
-
-@dataclass(frozen=True)
-class Example:
-    """An example of an evaluation file.
-
-    Attributes:
-        line: line of the file where it begins, from 1; in a JSON array or Parquet its number.
-        texts: its texts: the line, the fields of the row, or the strings of the object at any depth.
-    """
-
-    line: int
-    texts: tuple[str, ...]
-
-
-def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
+def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The examples of a file: lines of text, rows of a table, or objects.
 
     Args:
         fields: fields or columns to read; empty: all of them.
 
+    Yields:
+        The line where the example begins, in a JSON array or Parquet its number, and its texts: the line, the fields of the row,
+        or the strings of the object at any depth.
+
     Raises:
         DataError: the file is missing, empty, damaged or of another format.
         ConfigError: it lacks one of the fields.
     """
-    if path.is_dir():
-        raise DataError(
-            f"{path} is a folder, expected a file with examples", hint="name each file: --against FILE --against FILE"
-        )
     table = open_table(path)
-    if fields and table.format == "text":
-        raise ConfigError(f"{path} is plain text and has no field '{fields[0]}'", hint="leave out --against-field for it")
     for field in fields:
         table.require(field, "--against-field")
     count = 0
     if table.format in ("csv", "tsv") and not is_header(table.columns):
         count = 1
-        yield Example(1, table.columns)  # a table without a header, such as CoLA's
+        yield 1, table.columns  # a table without a header, such as CoLA's
     for row in table.rows:
-        chosen = [row.values[field] for field in fields if field in row.values] if fields else [row.values]
-        texts = tuple(text for value in chosen for text in _strings(value))
+        texts = tuple(_strings([row.values.get(field) for field in fields or row.values]))
         if table.format != "text" or texts[0].strip():
             count += 1
-            yield Example(row.number, texts)
-    if count == 0:
-        raise DataError(f"{path} has no examples", hint="expected rows below the header")
+            yield row.number, texts
     if count == 1 and table.format == "jsonl" and ending(path.name) == "json":
         # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
         raise one_object(str(path))
@@ -268,126 +224,97 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
 
 def _strings(value: Any) -> Iterator[str]:
     """The strings in a JSON value, at any depth, in order."""
-    stack = [value]
-    while stack:
-        last = stack.pop()
-        if isinstance(last, str):
-            yield last
-        elif isinstance(last, Mapping):
-            stack.extend(reversed(list(last.values())))
-        elif isinstance(last, list):
-            stack.extend(reversed(last))
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(item)
 
 
-class OverlapSearch:
+class ContaminationSearch:
     """The evaluation files, and what of them was found in the text so far. Memory depends on the evaluation files only.
 
     Args:
         files: the evaluation files, which are read at once.
 
+    Attributes:
+        index: the n-grams to find.
+
     Raises:
         DataError: a file is missing, empty, damaged or of an unknown format.
-        ConfigError: a file lacks a field, or is given twice.
+        ConfigError: a file lacks a field.
     """
 
     def __init__(self, files: EvaluationFiles) -> None:
-        self._names = [str(path) for path in files.paths]
-        if repeated := {name for name in self._names if self._names.count(name) > 1}:
-            raise ConfigError(f"{min(repeated)} is given twice", hint="give each file of --against once")
-        self._word_ids: dict[str, int] = {}
-        self._lines = array("q")
-        file_of, words, lengths, example_of = array("i"), array("i"), array("i"), array("i")
-        for number, path in enumerate(files.paths):
-            for example in read_examples(path, files.fields):
-                for text in example.texts:
-                    found = words_of(text)
-                    if len(found) >= SHORTEST_WORDS:
-                        words.extend([self._word_ids.setdefault(word, len(self._word_ids) + 1) for word in found])
-                        lengths.append(len(found))
-                        example_of.append(len(file_of))
-                self._lines.append(example.line)
-                file_of.append(number)
-        self._file_of, self._words = np.array(file_of), np.array(words, dtype=np.int64)
-        self._checked = np.unique(np.array(example_of, dtype=np.int64))
-        self._index_ngrams(np.array(lengths, dtype=np.int64), np.array(example_of, dtype=np.int64))
-        self._first = np.full(len(self.index), -1, dtype=np.int64)
-        self._documents = 0
-        self._found: list[list[FoundExample]] = [[] for _ in self._names]
-        self._listed: set[int] = set()
+        self._paths = files.paths
+        self._lines, self._files = array("q"), array("q")  # of each example
+        word_ids: dict[str, int] = {}
+        words, sizes, examples = array("Q"), array("q"), array("q")
+        for file, path in enumerate(files.paths):
+            for line, texts in read_examples(path, files.fields):
+                for text in texts:
+                    text_words = words_of(text)
+                    length = len(text_words)
+                    if length >= SHORTEST_WORDS:
+                        size = min(length, NGRAM_WORDS)
+                        words.extend([word_ids.setdefault(word, len(word_ids) + 1) for word in text_words])
+                        sizes.extend([size] * (length - size + 1) + [0] * (size - 1))
+                        examples.extend([len(self._lines)] * length)
+                self._lines.append(line)
+                self._files.append(file)
+        # For each word: the example that it is in, and number and size of the n-gram that begins with it. The size is 0 if too
+        # few words of the same text follow; such a word has the hash 0, which no n-gram of the text has.
+        self._words = np.array(words, dtype=np.uint64)
+        self._sizes, self._examples = np.array(sizes), np.array(examples)
+        hashes = np.zeros(len(words), dtype=np.uint64)
+        for size, size_hashes in zip(_SIZES, ngram_hashes(splitmix64(self._words), _SIZES), strict=True):
+            (positions,) = np.nonzero(self._sizes == size)
+            hashes[positions] = size_hashes[positions]
+        distinct, self._ngrams = np.unique(hashes, return_inverse=True)
+        self.index = NgramIndex(word_ids, distinct)
+        self._matches: dict[int, tuple[str, int, str]] = {}
 
-    def _index_ngrams(self, lengths: Int[np.ndarray, " T"], example_of: Int[np.ndarray, " T"]) -> None:
-        """Number the n-grams; for each place in an evaluation file where one begins, keep number, example and length."""
-        sizes = np.minimum(lengths, NGRAM_WORDS)
-        starts = np.cumsum(lengths) - lengths
-        hashes: dict[int, np.ndarray] = {}
-        none = np.zeros(0, dtype=np.int64)
-        numbers, examples, places, spans = [none], [none], [none], [none]
-        before = 0
-        for size, found in _rolling(self._words, map(int, np.unique(sizes))):
-            texts = sizes == size
-            counts = lengths[texts] - size + 1
-            within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
-            at = np.repeat(starts[texts], counts) + within
-            hashes[size], ranks = np.unique(found[at], return_inverse=True)
-            numbers.append(ranks + before)
-            examples.append(np.repeat(example_of[texts], counts))
-            places.append(at)
-            spans.append(np.full(len(at), size))
-            before += len(hashes[size])
-        self.index = NgramIndex(self._word_ids, hashes)
-        self._ngrams, self._examples = np.concatenate(numbers), np.concatenate(examples)
-        self._places, self._spans = np.concatenate(places), np.concatenate(spans)
-
-    def add(self, matches: Matches, locate: Callable[[int], tuple[str, int]]) -> None:
-        """Take in the matches of the documents that follow.
+    def add(self, matches: Mapping[int, tuple[str, int, str]]) -> None:
+        """Add the n-grams found in the documents that follow; of each, the first document counts.
 
         Args:
-            locate: gives the input of a document, and its number there, from its index in the whole text.
+            matches: for the number of each n-gram, in the order of the text: the name of the input, the number of the document
+                in it, from 1, and the beginning of the document.
         """
-        new = self._first[matches.ngrams] < 0
-        self._first[matches.ngrams[new]] = matches.owners[new] + self._documents
-        if new.any() and any(len(found) < _MAX_FOUND for found in self._found):
-            self._list(matches.ngrams[new], matches, locate)
-        self._documents += matches.documents
-
-    def _list(self, ngrams: Int[np.ndarray, " N"], matches: Matches, locate: Callable[[int], tuple[str, int]]) -> None:
-        """List examples with these n-grams, in the order of the documents, then of the examples."""
-        fresh = np.zeros(len(self._first), dtype=bool)
-        fresh[ngrams] = True
-        full = np.array([len(found) >= _MAX_FOUND for found in self._found])
-        (at,) = np.nonzero(fresh[self._ngrams])
-        at = at[~full[self._file_of[self._examples[at]]]]
-        vocabulary = list(self._word_ids) if len(at) else []
-        for place in at[np.lexsort((self._places[at], self._first[self._ngrams[at]]))]:
-            example = int(self._examples[place])
-            listed = self._found[self._file_of[example]]
-            if example in self._listed or len(listed) >= _MAX_FOUND:
-                continue
-            document = int(self._first[self._ngrams[place]])
-            source, number = locate(document)
-            span = self._words[self._places[place] :][: self._spans[place]]
-            words = " ".join(vocabulary[word - 1] for word in span)
-            begins = matches.beginnings[document - self._documents]
-            listed.append(FoundExample(line=self._lines[example], words=words, input=source, document=number, begins=begins))
-            self._listed.add(example)
+        for ngram, document in matches.items():
+            self._matches.setdefault(ngram, document)
 
     def results(self) -> tuple[FileOverlap, ...]:
         """The overlap of each file with the documents so far."""
-        overlapping = np.unique(self._examples[self._first[self._ngrams] >= 0])
-        files = len(self._names)
-        totals, checked, hit = (
-            np.bincount(owners, minlength=files).tolist()
-            for owners in (self._file_of, self._file_of[self._checked], self._file_of[overlapping])
-        )
-        return tuple(
-            FileOverlap(
-                file=name,
-                examples=totals[number],
-                checked=checked[number],
-                too_short=totals[number] - checked[number],
-                overlapping=hit[number],
-                share=hit[number] / checked[number] if checked[number] else None,
-                found=tuple(self._found[number]),
+        # Sort the n-grams that were found by their document, then by their position in the evaluation files.
+        order = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
+        document_of = np.full(len(self.index.hashes), -1)
+        document_of[list(self._matches)] = [order[document] for document in self._matches.values()]
+        (hits,) = np.nonzero(document_of[self._ngrams] >= 0)
+        hits = hits[np.argsort(document_of[self._ngrams[hits]], kind="stable")]
+        overlapping, first_hits = np.unique(self._examples[hits], return_index=True)
+
+        vocabulary, files = ["", *self.index.word_ids], np.array(self._files)
+        checked_files = files[np.unique(self._examples)]
+        overlaps = []
+        for file, path in enumerate(self._paths):
+            num_examples, num_checked = (int((owners == file).sum()) for owners in (files, checked_files))
+            file_hits = hits[np.sort(first_hits[files[overlapping] == file])]
+            found = []
+            for hit in file_hits[:5]:
+                words = " ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]])
+                source, number, beginning = self._matches[self._ngrams[hit]]
+                line = self._lines[self._examples[hit]]
+                found.append(FoundExample(line=line, words=words, input=source, document=number, begins=beginning))
+            overlaps.append(
+                FileOverlap(
+                    file=str(path),
+                    examples=num_examples,
+                    checked=num_checked,
+                    too_short=num_examples - num_checked,
+                    overlapping=len(file_hits),
+                    share=len(file_hits) / num_checked if num_checked else None,
+                    found=tuple(found),
+                )
             )
-            for number, name in enumerate(self._names)
-        )
+        return tuple(overlaps)
