@@ -9,7 +9,7 @@ from typing import Any
 from discern.data.curation.contamination import FileOverlap
 from discern.data.dataset.manifest import Manifest, Statistics
 from discern.data.sources.problems import Problem
-from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
+from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
 
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""

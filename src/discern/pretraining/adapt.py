@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.dataset.shards import TokenData
-from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
+from discern.data.tokenizer.tokens import MORE_TOKENS, report_unknown
 from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective

@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import load_tokenizer, special_ids
 from discern.data.tokenizer.encoding import DocumentEncoder
-from discern.data.tokenizer.plain_text import PlainText, _separating, encode_texts
+from discern.data.tokenizer.tokens import PlainText, _separating, encode_texts
 from tests.data.tokenizer.test_training import TEXT, tokenizer_of
 
 HTML = "<s>old</s> price<mask>"

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from discern.data.tokenizer import TokenTexts, frame
-from discern.data.tokenizer.loading import prepared
+from discern.data.tokenizer import TokenTexts, framing, prepared
 from discern.data.tokenizer.training import TokenizerKind, train_tokenizer
 
 SENTENCE = "the guards cooked naïve tea, and 12 guests mated."
@@ -55,7 +54,7 @@ def test_vocabularies_that_mark_the_ends_of_words() -> None:
     tokenizer = Tokenizer(models.BPE(words, [], unk_token="[UNK]", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.Whitespace(), decoders.BPEDecoder("</w>")
     tokenizer.add_special_tokens(list(words)[:5])
-    tokenizer.post_processor = frame(tokenizer)
+    tokenizer.post_processor = framing(tokenizer)
     texts = TokenTexts(tokenizer)
     assert "".join(texts.row([5, 6, 7, 8])) == "the meals ate"
     assert texts.added(8) == " ate"

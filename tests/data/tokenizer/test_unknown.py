@@ -6,7 +6,7 @@ import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import SPECIAL_TOKENS, special_ids
-from discern.data.tokenizer.unknown import MORE_TOKENS, UnknownTokens, causes_of_unknown, percent, report_unknown, unknown_warning
+from discern.data.tokenizer.tokens import MORE_TOKENS, UnknownTokens, causes_of_unknown, percent, report_unknown, unknown_warning
 from tests.small.tokenizers import small_tokenizer
 
 

@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, frame
+from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, framing
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.training import TokenizerKind
 from discern.data.tokenizer.words import SegmenterName
@@ -77,7 +77,7 @@ def test_combining_marks_stay_with_their_letters() -> None:
 def test_without_a_pre_tokenizer_spaces_part_words() -> None:
     entries = [*SPECIAL_TOKENS.values(), "▁", "a", "b", " ", "ab", "b "]
     tokenizer = Tokenizer(models.BPE({entry: number for number, entry in enumerate(entries)}, [("a", "b")], unk_token="[UNK]"))
-    tokenizer.post_processor = frame(tokenizer)
+    tokenizer.post_processor = framing(tokenizer)
     assert words(tokenizer, ["ab  bab", "a"]) == [["ab"], [" ", " ", "b", "ab"], ["a"]]
 
 
@@ -93,7 +93,7 @@ def test_a_pre_tokenizer_that_leaves_a_sentence_whole_is_not_asked(splitter: pre
     tokenizer = Tokenizer(models.BPE({entry: number for number, entry in enumerate(entries)}, merges, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.Replace(" ", "▁")
     tokenizer.pre_tokenizer = splitter
-    tokenizer.post_processor = frame(tokenizer)
+    tokenizer.post_processor = framing(tokenizer)
     begun = words(tokenizer, ["bab a bb"])
     assert ["".join(word).strip("▁") for word in begun] == ["bab", "a", "bb"]
 

@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from discern.data.curation.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
-from discern.data.tokenizer.plain_text import PlainText
-from discern.data.tokenizer.unknown import causes_of_unknown
+from discern.data.tokenizer.tokens import PlainText, causes_of_unknown
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 
 DIGEST_BYTES = 16

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from discern.data.tokenizer import prepared, special_ids, vocab_size
+from discern.data.tokenizer.loading import prepared, special_ids, vocab_size
 from discern.errors import ConfigError
 
-_SAME = ("normalizer", "pre_tokenizer", "post_processor")
+_SAME = "normalizer", "pre_tokenizer", "post_processor"
 # Log-probability by which a new piece is preferred to the pieces that it consists of.
 _UNIGRAM_BONUS = 1e-3
 _FEWEST = 3
@@ -32,25 +33,56 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         ConfigError: this tokenizer, or tokenizers of its kind, cannot be extended.
     """
     whole = json.loads(tokenizer.to_str())
+    model, vocabulary = whole["model"], whole["model"]["vocab"]
     new = [form for form in dict.fromkeys(forms) if tokenizer.token_to_id(form) is None]
-    first = vocab_size(tokenizer)
-    if isinstance(tokenizer.model, models.WordPiece):
-        _take_in_outside_tokens(tokenizer, whole)
-        whole["model"]["vocab"] |= {form: first + place for place, form in enumerate(new)}
-    elif isinstance(tokenizer.model, models.Unigram):
-        _add_pieces(tokenizer, whole["model"], new, first)
-    elif isinstance(tokenizer.model, models.BPE):
-        _take_in_outside_tokens(tokenizer, whole)
-        _add_merges(tokenizer, whole["model"], new, first)
+    outside: list[str] = []
+    if isinstance(tokenizer.model, models.Unigram):
+        scores = [score for _, score in vocabulary]
+        # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
+        scores[model["unk_id"]] = min(scores) - 10
+        vocabulary += [[form, sum(scores[n] for n in pieces_of(tokenizer, form)) + _UNIGRAM_BONUS] for form in new]
+    elif isinstance(tokenizer.model, models.WordPiece | models.BPE):
+        # The library numbers tokens outside of the model from the size of its vocabulary, which is about to grow.
+        outside = [token["content"] for token in whole["added_tokens"] if token["content"] not in vocabulary]
+        vocabulary |= {token: tokenizer.token_to_id(token) for token in outside}
+        entries = _with_merges(tokenizer, model, new) if isinstance(tokenizer.model, models.BPE) else new
+        vocabulary |= {entry: number for number, entry in enumerate(entries, vocab_size(tokenizer))}
     else:
         raise ConfigError(
             f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
             hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
         )
     extended = prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
-    if pieces_of_added(tokenizer, extended) is None:
-        raise ConfigError("this tokenizer cannot be extended: its tokens would get other ids", hint="leave out --add-tokens")
+    # The model must not find in words what was outside of it.
+    spelled = [text for token in outside for text in (token, token.upper(), f"a {token} a", f"a{token}a")]
+    before, after = ([each.ids for each in it.encode_batch(spelled)] for it in (tokenizer, extended))
+    if before != after or pieces_of_added(tokenizer, extended) is None:
+        raise ConfigError(
+            "this tokenizer cannot be extended: it has tokens outside of its model, and texts would get other ids",
+            hint="leave out --add-tokens",
+        )
     return extended
+
+
+def _with_merges(tokenizer: Tokenizer, model: dict[str, Any], forms: Sequence[str]) -> list[str]:
+    """Add merges to a BPE model that join the pieces of each form, left to right; the entries that they lead to, in order."""
+    ranks: dict[tuple[str, str], int] = {}
+    entries: dict[str, None] = {}
+    for form in forms:
+        pieces = [piece.value for piece in tokenizer.model.tokenize(form)]
+        if "".join(pieces) != form:
+            raise ConfigError(f"'{form}' cannot be added as a token: the tokenizer cannot spell a part of it", hint="omit it")
+        # The merges that earlier forms brought apply first, lowest rank first, as in BPE.
+        while found := [(ranks[pair], place) for place, pair in enumerate(pairwise(pieces)) if pair in ranks]:
+            _, place = min(found)
+            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+        joined = pieces[0]
+        for piece in pieces[1:]:
+            ranks[joined, piece] = len(ranks)
+            model["merges"].append([joined, piece])
+            joined += piece
+            entries[joined] = None
+    return [entry for entry in entries if entry not in model["vocab"]]
 
 
 def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | None:
@@ -58,18 +90,21 @@ def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | No
 
     None if `after` is not an extension of `before`, so that the ids of the two are unrelated.
     """
-    old, new = before.get_vocab(with_added_tokens=True), after.get_vocab(with_added_tokens=True)
-    first = vocab_size(before)
-    added = {number: token for token, number in new.items() if number >= first}
-    same = all(new.get(token) == number for token, number in old.items())
-    wholes = [json.loads(tokenizer.to_str()) for tokenizer in (before, after)]
-    alike = all(wholes[0].get(key) == wholes[1].get(key) for key in _SAME)
-    kinds = type(before.model) is type(after.model)
-    if not (same and alike and kinds) or sorted(added) != list(range(first, first + len(added))):
+    old, new = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (before, after))
+    rules, others = (json.loads(tokenizer.to_str()) for tokenizer in (before, after))
+    added = sorted(new.keys() - old.keys(), key=new.__getitem__)
+    follows = [new[token] for token in added] == list(range(vocab_size(before), vocab_size(before) + len(added)))
+    same = type(before.model) is type(after.model) and all(rules.get(key) == others.get(key) for key in _SAME)
+    if not (same and follows and old.items() <= new.items()):
         return None
-    if len(new) != len(old) + len(added):
-        return None
-    return [pieces_of(before, added[number]) for number in sorted(added)]
+    return [pieces_of(before, token) for token in added]
+
+
+def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
+    """Ids of the pieces of a word that is not a token; [UNK] if the tokenizer cannot spell it or it is too long."""
+    inside = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    found = [piece.id for piece in tokenizer.model.tokenize(token.removeprefix(inside))]
+    return found or [special_ids(tokenizer)["unk"]]
 
 
 def word_form(tokenizer: Tokenizer, word: str) -> str:
@@ -79,17 +114,16 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
         ConfigError: the text is not a single word, or the word is longer than the tokenizer accepts.
     """
     found = word_forms(tokenizer, word)
+    problem = ""
     if len(found) != 1:
-        parts = " ".join(found) or "nothing"
+        problem = f"the tokenizer splits it into {len(found)} words ({' '.join(found) or 'nothing'})"
+    elif is_too_long(tokenizer, found[0]):
+        problem = f"it has {len(found[0])} characters, and this tokenizer encodes more than {_longest(tokenizer)} as [UNK]"
+    if problem:
+        shown = f"{word[:40]}{'...' if len(word) > 40 else ''}"
         raise ConfigError(
-            f"'{word}' cannot be added as a token: the tokenizer splits it into {len(found)} words ({parts})",
-            hint="give one word per line, without spaces or punctuation inside",
-        )
-    if is_too_long(tokenizer, found[0]):
-        raise ConfigError(
-            f"'{word[:40]}{'...' if len(word) > 40 else ''}' cannot be added as a token: it has {len(found[0])} characters, and "
-            f"this tokenizer encodes words with more than {tokenizer.model.max_input_chars_per_word} as [UNK]",
-            hint="leave it out",
+            f"'{shown}' cannot be added as a token: {problem}",
+            hint="give one word per line, without spaces or punctuation inside, and leave this one out",
         )
     return found[0]
 
@@ -105,6 +139,15 @@ def word_forms(tokenizer: Tokenizer, text: str) -> list[str]:
     return [piece for piece, _ in pieces if piece]
 
 
+def is_too_long(tokenizer: Tokenizer, form: str) -> bool:
+    """Whether WordPiece encodes a word as [UNK] because of its length."""
+    return len(form) > _longest(tokenizer)
+
+
+def _longest(tokenizer: Tokenizer) -> float:
+    return getattr(tokenizer.model, "max_input_chars_per_word", math.inf)
+
+
 def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int) -> list[str]:
     """The words for which a dedicated token saves the most tokens: occurrences times the number of pieces beyond the first.
 
@@ -116,114 +159,14 @@ def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int
         number: maximum number of words.
     """
     unknown = special_ids(tokenizer)["unk"]
-    decoder = decoders.ByteLevel() if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel) else None
+    is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
     saved: dict[str, int] = {}
     for form, count in counts.items():
-        shown = form if decoder is None else decoder.decode([form])
-        if count < _FEWEST or not any(letter.isalpha() for letter in shown) or tokenizer.token_to_id(form) is not None:
+        if count < _FEWEST or tokenizer.token_to_id(form) is not None or is_too_long(tokenizer, form):
             continue
-        if is_too_long(tokenizer, form):
-            continue
+        text = decoders.ByteLevel().decode([form]) if is_byte_level else form
         pieces = pieces_of(tokenizer, form)
-        number_of_pieces = len(shown) if unknown in pieces else len(pieces)
-        if number_of_pieces > 1 or unknown in pieces:
-            saved[form] = count * max(number_of_pieces - 1, 1)
+        length = max(len(text), 2) if unknown in pieces else len(pieces)
+        if length > 1 and any(letter.isalpha() for letter in text):
+            saved[form] = count * (length - 1)
     return sorted(saved, key=lambda form: (-saved[form], form))[:number]
-
-
-def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
-    """Ids of the pieces of a word that is not a token; [UNK] if the tokenizer cannot spell it or it is too long."""
-    model = tokenizer.model
-    if isinstance(model, models.WordPiece):
-        return _longest_first(tokenizer, token, model.continuing_subword_prefix)
-    found = [piece.id for piece in model.tokenize(token)]
-    return found or [special_ids(tokenizer)["unk"]]
-
-
-def is_too_long(tokenizer: Tokenizer, form: str) -> bool:
-    """Whether WordPiece encodes a word as [UNK] because of its length."""
-    model = tokenizer.model
-    return isinstance(model, models.WordPiece) and len(form) > model.max_input_chars_per_word
-
-
-def _longest_first(tokenizer: Tokenizer, token: str, prefix: str) -> list[int]:
-    """Pieces by WordPiece's rule, longest match first. Unlike in the library, the token may be a continuation of a word."""
-    continues = token.startswith(prefix) and token != prefix
-    rest, ids = (token.removeprefix(prefix) if continues else token), list[int]()
-    if is_too_long(tokenizer, rest):
-        return [special_ids(tokenizer)["unk"]]
-    while rest:
-        sign = prefix if ids or continues else ""
-        lengths = (n for n in range(len(rest), 0, -1) if tokenizer.token_to_id(sign + rest[:n]) is not None)
-        length = next(lengths, None)
-        if length is None:
-            return [special_ids(tokenizer)["unk"]]
-        ids.append(int(tokenizer.token_to_id(sign + rest[:length]) or 0))
-        rest = rest[length:]
-    return ids
-
-
-def _take_in_outside_tokens(tokenizer: Tokenizer, whole: dict[str, Any]) -> None:
-    """Enter the added tokens that the model does not have into its vocabulary, under their ids.
-
-    The library numbers tokens outside of the model from the size of the vocabulary, which is about to grow.
-
-    Raises:
-        ConfigError: the model could then find one of them in words, where it does not now.
-    """
-    vocabulary = whole["model"]["vocab"]
-    outside = [token["content"] for token in whole["added_tokens"] if token["content"] not in vocabulary]
-    if any(_is_found_in_words(tokenizer, whole["model"], token) for token in outside):
-        raise _tokens_outside(len(outside))
-    vocabulary |= {token: tokenizer.token_to_id(token) for token in outside}
-
-
-def _is_found_in_words(tokenizer: Tokenizer, model: Mapping[str, Any], token: str) -> bool:
-    """Whether the model finds an entry of its vocabulary without merges that lead to it."""
-    if isinstance(tokenizer.model, models.BPE):
-        return len(token) == 1 or bool(model.get("ignore_merges"))
-    return word_forms(tokenizer, token) == [token] or token.startswith(model["continuing_subword_prefix"])
-
-
-def _tokens_outside(number: int) -> ConfigError:
-    tokens = f"{number} token{'s' if number > 1 else ''}"
-    return ConfigError(
-        f"this tokenizer has {tokens} outside of its model, after which no piece can be added", hint="leave out --add-tokens"
-    )
-
-
-def _add_pieces(tokenizer: Tokenizer, model: dict[str, Any], forms: Sequence[str], first: int) -> None:
-    """Add pieces that are slightly more likely than the pieces that each form consists of."""
-    vocabulary = model["vocab"]
-    if first != len(vocabulary):
-        raise _tokens_outside(first - len(vocabulary))
-    scores = [score for _, score in vocabulary]
-    # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
-    scores[model["unk_id"]] = min(scores) - 10
-    for form in forms:
-        vocabulary.append([form, sum(scores[number] for number in pieces_of(tokenizer, form)) + _UNIGRAM_BONUS])
-
-
-def _add_merges(tokenizer: Tokenizer, model: dict[str, Any], forms: Sequence[str], first: int) -> None:
-    """Add merges that join the pieces of each form, left to right."""
-    ranks: dict[tuple[str, str], int] = {}
-    for form in forms:
-        pieces = _merged([piece.value for piece in tokenizer.model.tokenize(form)], ranks)
-        if "".join(pieces) != form:
-            raise ConfigError(f"'{form}' cannot be added as a token: the tokenizer cannot spell a part of it", hint="omit it")
-        joined = pieces[0]
-        for piece in pieces[1:]:
-            ranks[joined, piece] = len(ranks)
-            model["merges"].append([joined, piece])
-            joined += piece
-            if joined not in model["vocab"]:
-                model["vocab"][joined] = first
-                first += 1
-
-
-def _merged(pieces: list[str], ranks: Mapping[tuple[str, str], int]) -> list[str]:
-    """The pieces after applying the merges, lowest rank first, as in BPE."""
-    while found := [(ranks[pair], place) for place, pair in enumerate(pairwise(pieces)) if pair in ranks]:
-        _, place = min(found)
-        pieces = [*pieces[:place], pieces[place] + pieces[place + 1], *pieces[place + 2 :]]
-    return pieces

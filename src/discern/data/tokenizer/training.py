@@ -8,12 +8,12 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from itertools import chain
+from typing import Literal
 
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from discern.data.tokenizer import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, frame, prepared, vocab_size
+from discern.data.tokenizer.loading import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, framing, prepared
 from discern.errors import ConfigError, DataError
 
 TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
@@ -22,7 +22,7 @@ TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 SAMPLE_BYTES: dict[TokenizerKind, int] = {"wordpiece": 128 << 20, "bpe": 128 << 20, "unigram": 16 << 20}
 _ENTRY_BYTES = 150  # per sentence of the sample, besides its text
 _SPECIALS = list(SPECIAL_TOKENS.values())
-_PREFIX = "##"
+_SMALLEST_ALPHABET: dict[TokenizerKind, int] = {"wordpiece": 27, "bpe": 256, "unigram": 28}
 
 
 class SentenceSample:
@@ -60,14 +60,17 @@ class SentenceSample:
         return [sentence for _, _, sentence in sorted(self._heap, key=lambda entry: entry[1])]
 
 
-def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+def train_tokenizer(
+    kind: TokenizerKind, size: int, lowercase: bool, texts: Sequence[str], keep_accents: bool = False
+) -> Tokenizer:
     """A tokenizer with `size` entries, or fewer if the text does not yield as many.
 
     Args:
         kind: WordPiece as in BERT, byte-level BPE, or Unigram as in SentencePiece.
         size: number of entries, including the special tokens.
-        lowercase: whether to lower-case text (and, for WordPiece, to remove accents, as in BERT).
+        lowercase: whether to lower-case text.
         texts: sentences to train on.
+        keep_accents: whether a WordPiece that lower-cases keeps accents, which BERT's removes; the other kinds always do.
 
     Raises:
         ConfigError: `size` is too small for this kind.
@@ -76,15 +79,18 @@ def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequ
     check_vocab_size(kind, size)
     if not texts:
         raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
-    train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind]
-    tokenizer = prepared(train(size, lowercase, texts), f"the trained {kind} tokenizer")
-    assert vocab_size(tokenizer) <= size
-    return tokenizer
+    if kind == "wordpiece":
+        tokenizer = _wordpiece(size, lowercase, lowercase and not keep_accents, texts)
+    else:
+        tokenizer = (_bpe if kind == "bpe" else _unigram)(size, lowercase, texts)
+    return prepared(tokenizer, f"the trained {kind} tokenizer")
 
 
-def training_service(kind: TokenizerKind, size: int, lowercase: bool) -> Callable[[Sequence[str]], str]:
+def training_service(
+    kind: TokenizerKind, size: int, lowercase: bool, keep_accents: bool = False
+) -> Callable[[Sequence[str]], str]:
     """The service of a worker process that trains a tokenizer: unlike the library, a process can be interrupted."""
-    return lambda texts: train_tokenizer(kind, size, lowercase, texts).to_str()
+    return lambda texts: train_tokenizer(kind, size, lowercase, texts, keep_accents).to_str()
 
 
 def check_vocab_size(kind: TokenizerKind, size: int) -> None:
@@ -93,7 +99,7 @@ def check_vocab_size(kind: TokenizerKind, size: int) -> None:
     Raises:
         ConfigError: the vocabulary is too small.
     """
-    least = len(_SPECIALS) + {"wordpiece": 27, "bpe": 256, "unigram": 28}[kind]
+    least = len(_SPECIALS) + _SMALLEST_ALPHABET[kind]
     if size < least:
         raise ConfigError(
             f"a {kind} vocabulary needs at least {least} entries, not {size}",
@@ -101,32 +107,29 @@ def check_vocab_size(kind: TokenizerKind, size: int) -> None:
         )
 
 
-def _wordpiece(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+def _wordpiece(size: int, lowercase: bool, strip_accents: bool, texts: Sequence[str]) -> Tokenizer:
     """BERT's WordPiece.
 
     The library numbers the continuations of the alphabet ("##a") in the order of a hash table and breaks ties between merges
     by those numbers. To be reproducible, a first pass finds the continuations, and the second gets them sorted, as special
     tokens.
     """
-    tokenizer = bert_wordpiece({"[UNK]": 0}, lowercase)
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2).characters
-
-    def learn(entries: int, specials: list[str]) -> dict[str, int]:
+    vocabulary: dict[str, int] = {}
+    specials, normalizer = _SPECIALS, bert_wordpiece({}, lowercase, strip_accents).normalizer
+    alphabet, _ = _alphabet(normalizer, texts, limit=(size - len(_SPECIALS)) // 2)
+    for entries in (0, size):
+        learner = bert_wordpiece({}, lowercase, strip_accents)
         trainer = trainers.WordPieceTrainer(
             vocab_size=entries,
             special_tokens=specials,
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
-            continuing_subword_prefix=_PREFIX,
             show_progress=False,
         )
-        learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
         learner.train_from_iterator(texts, trainer)
-        return learner.get_vocab()
-
-    continuations = sorted(token for token in learn(0, _SPECIALS) if token.startswith(_PREFIX))
-    return bert_wordpiece(learn(size, _SPECIALS + continuations), lowercase)
+        vocabulary = learner.get_vocab()
+        specials = _SPECIALS + sorted(token for token in vocabulary if token.startswith("##"))
+    return bert_wordpiece(vocabulary, lowercase, strip_accents)
 
 
 def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
@@ -144,7 +147,7 @@ def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame(tokenizer)])
+    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), framing(tokenizer)])
     return tokenizer
 
 
@@ -161,15 +164,15 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     trainer = trainers.UnigramTrainer(
         vocab_size=size, special_tokens=specials, unk_token="[UNK]", initial_alphabet=["▁"], show_progress=False
     )
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(specials)) // 2)
+    _, others = _alphabet(tokenizer.normalizer, texts, limit=(size - len(specials)) // 2)
     # As in SentencePiece, no piece mixes scripts, or letters with punctuation. Shorter words also train faster.
     scripts, spaces = pre_tokenizers.UnicodeScripts(), pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([scripts, spaces])
-    tokenizer.train_from_iterator((f" {text.translate(alphabet.others)}" for text in texts), trainer)
+    tokenizer.train_from_iterator((f" {text.translate(others)}" for text in texts), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    pieces: list[list[Any]] = json.loads(tokenizer.to_str())["model"]["vocab"]
-    scores = _reproducible({piece: score for piece, score in pieces if piece not in specials})
+    pieces = dict(json.loads(tokenizer.to_str())["model"]["vocab"])
+    scores = _reproducible({piece: pieces[piece] for piece in pieces.keys() - specials})
     tokenizer.model = models.Unigram([(token, 0.0) for token in specials] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
@@ -183,31 +186,25 @@ def _reproducible(scores: dict[str, float]) -> list[tuple[str, float]]:
     characters = sorted(piece for piece in scores if len(piece) == 1)
     highest = min(scores.values()) + 0.0001 * (len(characters) + 1)
     rare = [piece for piece in characters if scores[piece] < highest]
-    dealt = zip(rare, sorted(scores[piece] for piece in rare), strict=True)
-    rounded = {piece: round(score, 4) for piece, score in (scores | dict(dealt)).items()}
+    scores |= zip(rare, sorted(scores[piece] for piece in rare), strict=True)
+    rounded = {piece: round(score, 4) for piece, score in scores.items()}
     return sorted(rounded.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-@dataclass(frozen=True)
-class _Alphabet:
-    """The most frequent characters after normalization, sorted, and a translation table from all others to a space."""
+def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: int) -> tuple[list[str], dict[int, str]]:
+    """The most frequent characters after normalization, and a translation table from all others to a space.
 
-    characters: list[str]
-    others: dict[int, str]
-
-
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> _Alphabet:
-    """The `limit` most frequent characters; of equally frequent ones, the first in Unicode order."""
-    raw: Counter[str] = Counter()
-    for text in texts:
-        raw.update(text)
-    normal = {character: set(tokenizer.normalizer.normalize_str(character)) for character in raw}
+    Args:
+        limit: number of characters; of equally frequent ones, the first in Unicode order.
+    """
+    raw = Counter(chain.from_iterable(texts))
+    normal = {character: set(normalizer.normalize_str(character)) for character in raw}
     counts: Counter[str] = Counter()
     for character, count in raw.items():
         counts.update({letter: count for letter in normal[character] if not letter.isspace()})
-    kept = set(sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit])
-    others = {ord(character): " " for character in raw if not normal[character] <= kept}
-    return _Alphabet(sorted(kept), others)
+    frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit]
+    kept = set(frequent)
+    return sorted(kept), {ord(character): " " for character in raw if not normal[character] <= kept}
 
 
 def _size(sentence: str) -> int:
