@@ -6,7 +6,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, models
 
 from discern.data.tokenizer import bert_wordpiece, fingerprint, load_tokenizer, prepared, vocab_size
-from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of, pieces_of_added, word_form, word_forms
+from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, pieces_of, pieces_of_added, word_form
+from discern.data.tokenizer.words import word_forms
 from discern.errors import ConfigError
 from tests.small.tokenizers import HARD, KINDS, small_tokenizer
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_names, special_tokens
 from discern.data.tokenizer.encoding import DocumentEncoder
-from discern.data.tokenizer.extension import extend_tokenizer, pieces_of_added
+from discern.data.tokenizer.training import extend_tokenizer, pieces_of_added
 from discern.errors import DataError
 from discern.types import SpecialTokens
 from tests.small.tokenizers import GEMMA_NAMES, ROBERTA_NAMES, gemma, roberta, stated, written

@@ -17,7 +17,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 from discern.data.curation.filters import Rules
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
-from discern.data.tokenizer.tokens import PlainText, causes_of_unknown
+from discern.data.tokenizer.tokens import causes_of_unknown, encode_texts
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 
 DIGEST_BYTES = 16
@@ -184,7 +184,6 @@ class DocumentEncoder:
         self._words = word_finder(self._tokenizer, segmenter)
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
-        self._text = PlainText(self._tokenizer)
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
         # A data set must not hold special tokens, even if a vocabulary builds one where nobody expects it.
@@ -219,13 +218,13 @@ class DocumentEncoder:
         # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
         rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._unknown]
         examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
-        causes = causes_of_unknown(self._tokenizer, examined, self._text.encode(examined))
+        causes = causes_of_unknown(self._tokenizer, examined, encode_texts(self._tokenizer, examined))
         return _Batch(self._written[sentences.ids], self._words.starts(sentences), sentences.lengths, causes)
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
             return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
-        encodings = self._text.encode(texts, ids_only=not self._words.needs_encodings)
+        encodings = encode_texts(self._tokenizer, texts, ids_only=not self._words.needs_encodings)
         lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
         return Sentences(texts, ids, lengths, encodings)

@@ -1,7 +1,7 @@
 """Loads tokenizers, and tells which of their tokens are the special ones.
 
-The special tokens are recognized by the names of BERT, XLNet, Gemma or RoBERTa, unless the files beside a tokenizer state others.
-The post-processor records names that differ from BERT's, so that a tokenizer.json without these files keeps them.
+The special tokens are recognized by the names of BERT, XLNet, Gemma or RoBERTa, unless tokenizer_config.json states others.
+The post-processor records names that differ from BERT's, so that a tokenizer.json without that file keeps them.
 """
 
 from __future__ import annotations
@@ -10,13 +10,15 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from re import escape
+from struct import unpack
 from typing import TYPE_CHECKING, Any
 from unicodedata import normalize
 
-from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
-from discern.data.tokenizer.sentencepiece import from_sentencepiece
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
 from discern.storage.checksums import read_object, verify
@@ -32,7 +34,6 @@ TOKENIZER_NAMES = "tokenizer.json", "vocab.txt", "spm.model", "spiece.model", "s
 _OTHER_NAMES = {"cls": ("<cls>", "<bos>", "<s>"), "sep": ("<sep>", "<eos>", "</s>")}
 _INSTEAD = {"cls": "bos", "sep": "eos"}
 """Roles by which tokenizers of language models name the first and the last token of a text."""
-_BESIDE = "special_tokens_map.json", "tokenizer_config.json"
 _SINGLE, _PAIR = "{cls}:0 $A:0 {sep}:0", "{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1"
 _DECIDES_IDS = "added_tokens", "normalizer", "pre_tokenizer", "post_processor", "model"
 _ADVICE = (
@@ -46,7 +47,7 @@ def load_tokenizer(path: Path, lowercase: bool | None = None, keep_accents: bool
     """The tokenizer in a tokenizer.json, a vocab.txt of BERT's kind, a .model of SentencePiece, or a folder that holds one.
 
     The tokenizer is set up for use: no truncation, no padding, no dropout, and input framed as `[CLS] A [SEP] B [SEP]`, or
-    with the special tokens that the files beside it name, such as `<s>` and `</s>`. A "[MASK]" written in the text is ordinary
+    with the special tokens that tokenizer_config.json names, such as `<s>` and `</s>`. A "[MASK]" written in the text is ordinary
     text.
 
     Args:
@@ -65,10 +66,9 @@ def load_tokenizer(path: Path, lowercase: bool | None = None, keep_accents: bool
         raise DataError(f"tokenizer folder {path} has neither {' nor '.join(TOKENIZER_NAMES)}", hint=_ADVICE)
     content = file.read_bytes()
     verify(file, content)
-    settings: dict[str, Any] = {}
-    for beside in (file.parent / name for name in _BESIDE):
-        if beside.is_file():
-            settings |= read_object(beside, hint="copy it again from where the model came from, or remove it")
+    beside = file.parent / "tokenizer_config.json"
+    hint = "copy it again from where the model came from, or remove it"
+    settings = read_object(beside, hint=hint) if beside.is_file() else {}
 
     with naming_panics(str(file)):
         try:
@@ -85,15 +85,10 @@ def load_tokenizer(path: Path, lowercase: bool | None = None, keep_accents: bool
                 f"{file} is not a tokenizer.json, a vocab.txt in UTF-8 or a .model of SentencePiece: {problem}", hint=_ADVICE
             ) from problem
 
-    contradicted = []
-    if lowercase not in (None, lowercases(tokenizer)):
-        contradicted.append("--lowercase" if lowercase else "--cased")
-    if keep_accents and strips_accents(tokenizer):
-        contradicted.append("--keep-accents")
-    if contradicted:
+    if lowercase not in (None, lowercases(tokenizer)) or (keep_accents and strips_accents(tokenizer)):
         raise ConfigError(
-            f"{file} contradicts {contradicted[0]}",
-            hint=f"leave out {contradicted[0]}; only a vocab.txt leaves the normalization open",
+            f"the normalization of {file} contradicts --lowercase, --cased or --keep-accents",
+            hint="leave them out; only a vocab.txt leaves the normalization open",
         )
     return prepared(tokenizer, str(file), settings)
 
@@ -166,18 +161,12 @@ def prepared(tokenizer: Tokenizer, name: str, settings: Mapping[str, Any] | None
     tokenizer.no_padding()
     if getattr(tokenizer.model, "dropout", None):
         tokenizer.model.dropout = None
-    if names != SPECIAL_TOKENS or not _frames_correctly(tokenizer):
-        tokenizer.post_processor = framing(tokenizer, names=names)
+    tokenizer.post_processor = framing(tokenizer, names=names)
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        trimming = processors.ByteLevel(trim_offsets=True)
+        tokenizer.post_processor = processors.Sequence([trimming, tokenizer.post_processor])
     tokenizer.encode_special_tokens = True
     return tokenizer
-
-
-def _frames_correctly(tokenizer: Tokenizer) -> bool:
-    ids = special_ids(tokenizer)
-    single, pair = tokenizer.encode("a"), tokenizer.encode("a", "b")
-    a, b = (tokenizer.encode(text, add_special_tokens=False).ids for text in "ab")
-    left, right = [ids["cls"], *a, ids["sep"]], [*b, ids["sep"]]
-    return single.ids == left and pair.ids == left + right and pair.type_ids == [0] * len(left) + [1] * len(right)
 
 
 def framing(
@@ -210,7 +199,8 @@ def special_names(tokenizer: Tokenizer, settings: Mapping[str, Any] | None = Non
             and sep.
     """
     if tokenizer.post_processor is not None:
-        recorded = json.loads(tokenizer.post_processor.__getstate__()).get("special_tokens", {})
+        state = json.loads(tokenizer.post_processor.__getstate__())
+        recorded = state.get("processors", [state])[-1].get("special_tokens", {})
         if recorded.keys() >= set(SPECIAL_TOKENS.values()):
             return {role: recorded[token]["tokens"][0] for role, token in SPECIAL_TOKENS.items()}
     names = {}
@@ -244,16 +234,17 @@ def vocab_size(tokenizer: Tokenizer) -> int:
 
 def lowercases(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer lower-cases text."""
-    return _treats_alike(tokenizer, "A", "a")
+    return normalized(tokenizer, "A") == normalized(tokenizer, "a")
 
 
 def strips_accents(tokenizer: Tokenizer) -> bool:
     """Whether the tokenizer removes accents from text."""
-    return _treats_alike(tokenizer, "é", "e")
+    return normalized(tokenizer, "é") == normalized(tokenizer, "e")
 
 
-def _treats_alike(tokenizer: Tokenizer, *texts: str) -> bool:
-    return tokenizer.normalizer is not None and len(set(map(tokenizer.normalizer.normalize_str, texts))) == 1
+def normalized(tokenizer: Tokenizer, text: str) -> str:
+    """A text as the tokenizer normalizes it."""
+    return text if tokenizer.normalizer is None else str(tokenizer.normalizer.normalize_str(text))
 
 
 def fingerprint(tokenizer: Tokenizer) -> str:
@@ -275,3 +266,84 @@ def naming_panics(name: str) -> Iterator[None]:
             f"{name}: the tokenizers library cannot use it: {problem}",
             hint="a pattern or a table in tokenizer.json is damaged, or takes too long on this text; use another tokenizer",
         ) from problem
+
+
+# Models of SentencePiece
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = _KINDS = range(1, 7)
+_UNIGRAM, _BPE = range(1, 3)
+
+
+def from_sentencepiece(content: bytes) -> Tokenizer:
+    """The tokenizer that gives the same ids as a model of SentencePiece, without its library.
+
+    Reference: SentencePiece 0.2.3, sentencepiece_model.proto, normalizer.cc, unigram_model.cc, bpe_model.cc.
+
+    Differs: where two ways to split a text are equally likely, which SentencePiece decides by rounding; where NFKC changes a
+    character before a mark that stays apart, as in "½" with an accent; where a text spells a special token, all of whose letters
+    are unknown; and in BPE where a user-defined piece is the whole text.
+
+    Raises:
+        ValueError: the model is incomplete, or is of another kind.
+    """
+    fields = list(protobuf_fields(content))
+    training, rules = (dict(protobuf_fields(dict(fields).get(number, b""))) for number in (2, 3))
+    algorithm, fallback = training.get(3, _UNIGRAM), bool(training.get(35))
+    if not rules or algorithm > _BPE or training.get(24):
+        raise ValueError("it is incomplete, neither Unigram nor BPE, or marks where words end")
+    read = (dict(protobuf_fields(value)) for number, value in fields if number == 1)
+    pieces = [(piece[1].decode(), *unpack("<f", piece[2]), piece.get(3, _NORMAL)) for piece in read]
+    ids = {text: number for number, (text, *_) in enumerate(pieces)}
+    named = {kind: [text for text, _, each in pieces if each == kind] for kind in _KINDS}
+    (unknown,), own = named[_UNKNOWN], named[_USER_DEFINED] if algorithm == _BPE else []
+    special = [unknown, *named[_CONTROL]]
+    # Pieces have a space inside if texts were not split at spaces in training.
+    spaces = pre_tokenizers.Metaspace("▁", "never", all("▁" not in text[1:] for text in ids))
+    if algorithm == _BPE:
+        merges = sorted(
+            (-score, ids[left], ids[right], (left, right))
+            for text, score, kind in pieces
+            for left, right in ((text[:at], text[at:]) for at in range(1, len(text)))
+            if kind == _NORMAL and left in ids and right in ids
+        )
+        model = models.BPE(ids, [pair for *_, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
+        tokenizer = Tokenizer(model)
+        tokenizer.pre_tokenizer = spaces
+    else:
+        # The library reads numbers of more than 15 digits back with another last bit, and the fingerprint would change.
+        scores = [
+            (text, round(0.1 * (len(text.encode()) - 1) if kind == _USER_DEFINED else score, 10)) for text, score, kind in pieces
+        ]
+        tokenizer = Tokenizer(models.Unigram(scores, ids[unknown], fallback))
+        # Text must not spell special tokens and bytes, which this model finds like any piece.
+        names = Regex("|".join(f"{escape(text[0])}(?={escape(text[1:])})" for text in special + named[_BYTE]))
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(names, "merged_with_previous"), spaces])
+    steps: list[Any] = [normalizers.Replace(" ", "▁")]
+    if rules.get(4, 1):
+        steps.insert(0, normalizers.Replace(Regex(r"\A +|[ ▁]+\z| +(?= )"), ""))
+    if rules.get(2):
+        # The library applies the rules to single characters, or nearly so.
+        steps = [normalizers.NFC(), normalizers.Precompiled(rules[2]), normalizers.NFC(), *steps]
+    if rules.get(3, 1):
+        # Not where a user-defined piece is the whole text: the library finds it in others only so.
+        steps.append(normalizers.Replace(Regex(rf"\A(?!(?:{'|'.join(map(escape, own))})\z)"), "▁"))
+    tokenizer.normalizer = normalizer = normalizers.Sequence(steps)
+    spaced, added = decoders.Metaspace(prepend_scheme="never"), decoders.Strip(" ", rules.get(3, 1), 0)
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), spaced, decoders.Fuse(), added])
+    tokenizer.add_special_tokens(special)
+    tokenizer.add_tokens([AddedToken(text, normalized=normalizer.normalize_str(text) == text) for text in own])
+    return tokenizer
+
+
+def protobuf_fields(message: bytes) -> Iterator[tuple[int, Any]]:
+    """Numbers and values of the fields of a message of protocol buffers."""
+    rest = BytesIO(message)
+    while key := read_varint(rest):
+        size = 4 if key % 8 == 5 else read_varint(rest)
+        yield key >> 3, unpack(f"{size}s", rest.read(size))[0] if key % 8 else size
+
+
+def read_varint(rest: BytesIO) -> int:
+    """The next number, 0 at the end."""
+    (byte,) = rest.read(1) or b"\0"
+    return byte if byte < 128 else byte - 128 + (read_varint(rest) << 7)

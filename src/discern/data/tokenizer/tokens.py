@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Regex, Tokenizer, pre_tokenizers
 
-from discern.data.tokenizer.extension import is_too_long, word_forms
 from discern.data.tokenizer.loading import naming_panics, special_ids
+from discern.data.tokenizer.words import is_too_long, word_forms
 
-# Plain text
+# Texts as ordinary text
 
 
-class PlainText:
-    """Encodes texts as ordinary text, without special tokens around them.
+def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool = False) -> list[Encoding]:
+    """Encode texts as ordinary text, without special tokens around or in them.
 
     Most tokenizers never build a special token from text. Others find one in a text that spells it, so that the `</s>` of HTML
     would end the text: those with the special tokens among the pieces of a Unigram or the words of a vocabulary, or with special
@@ -29,35 +29,12 @@ class PlainText:
 
     Args:
         tokenizer: a tokenizer that `load_tokenizer` or `prepared` set up.
+        ids_only: do not compute offsets and words, which is faster.
     """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._special = _special(tokenizer)
-        spelled = [text for name in self._special.values() for text in (name, f"a {name} a", f"a{name}a")]
-        self._finds_special = any(map(self._is_wrong, _encode(tokenizer, spelled, True)))
-
-    def encode(self, texts: Sequence[str], *, ids_only: bool = False) -> list[Encoding]:
-        """One encoding per text, in order.
-
-        Args:
-            ids_only: do not compute offsets and words, which is faster.
-        """
-        encodings = _encode(self._tokenizer, texts, ids_only)
-        if self._finds_special:
-            rows = [row for row, encoding in enumerate(encodings) if self._is_wrong(encoding)]
-            again = _encode(_separating(self._tokenizer), [texts[row] for row in rows], ids_only) if rows else []
-            for row, encoding in zip(rows, again, strict=True):
-                encodings[row] = encoding
-        return encodings
-
-    def _is_wrong(self, encoding: Encoding) -> bool:
-        return not self._special.keys().isdisjoint(encoding.ids)
-
-
-def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool = False) -> list[Encoding]:
-    """Encode texts as ordinary text, see `PlainText`."""
-    return PlainText(tokenizer).encode(texts, ids_only=ids_only)
+    encodings = _encode(tokenizer, texts, ids_only)
+    if _finds_special(tokenizer) and _has_special(tokenizer, encodings):
+        return _encode(_separating(tokenizer), texts, ids_only)
+    return encodings
 
 
 def _encode(tokenizer: Tokenizer, texts: Sequence[str], ids_only: bool) -> list[Encoding]:
@@ -73,12 +50,22 @@ def _special(tokenizer: Tokenizer) -> dict[int, str]:
     return {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
 
 
+def _has_special(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> bool:
+    special = _special(tokenizer).keys()
+    return not all(special.isdisjoint(encoding.ids) for encoding in encodings)
+
+
+# The last tokenizers are remembered, because to copy a large vocabulary takes seconds.
+@lru_cache(maxsize=2)
+def _finds_special(tokenizer: Tokenizer) -> bool:
+    """Whether the tokenizer builds a special token from a text that spells it."""
+    spelled = [text for name in _special(tokenizer).values() for text in (name, f"a {name} a", f"a{name}a")]
+    return _has_special(tokenizer, _encode(tokenizer, spelled, True))
+
+
 @lru_cache(maxsize=2)
 def _separating(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer with the names of special tokens separated after their first character.
-
-    To copy a large vocabulary takes seconds, so the copies of the last tokenizers are kept.
-    """
+    """A copy of the tokenizer with the names of special tokens separated after their first character."""
     copy, names = Tokenizer.from_str(tokenizer.to_str()), sorted(_special(tokenizer).values())
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
     copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
@@ -101,32 +88,27 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
-        self._special = set(special_ids(tokenizer).values())
-        self._mask = special_ids(tokenizer)["mask"]
+        self._special = special_ids(tokenizer)
 
     def added(self, number: int) -> str:
         """The text that a token adds to a text of whole words: with a space in front if it begins a word after a space.
 
         A part of a character is the replacement character, U+FFFD.
         """
-        if number in self._special:
-            return f" {self._tokenizer.id_to_token(number)}"
-        return self._after([self._mask], number)
+        return self._after([self._special["mask"]], number)
 
     def row(self, ids: Sequence[int]) -> list[str]:
         """The text that each token of a row adds to those before it."""
-        texts: list[str] = []
-        for place, number in enumerate(ids):
-            before = ids[max(0, place - 4) : place]  # more tokens than a character has
-            apart = not self._special.isdisjoint(ids[max(0, place - 1) : place + 1])
-            texts.append(self.added(number) if apart else self._after(before, number))
-        return texts
+        # The last four tokens are more than a character has.
+        return [self._after(ids[max(0, place - 4) : place], number) for place, number in enumerate(ids)]
 
     def shown(self, number: int) -> str:
         """A token as text on its own: `##` is kept for a token of WordPiece inside a word, and a part of a character is named."""
         return shown_as(str(self._tokenizer.id_to_token(number)), self.added(number))
 
     def _after(self, before: Sequence[int], number: int) -> str:
+        if number in self._special.values():
+            return f" {self._tokenizer.id_to_token(number)}"
         alone, both = (self._tokenizer.decode(ids, skip_special_tokens=False) for ids in ([*before], [*before, number]))
         # `alone` may end in a part of a character that is complete now.
         return both[len(commonprefix([alone, both])) :]  # noqa: RUF071, these are texts
@@ -159,18 +141,20 @@ class UnknownTokens:
 
     Args:
         tokenizer: tokenizer of the ids or tokens.
+        tokens: number of tokens that have been counted before.
+        unknown: number of unknown ones among them.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, tokens: int = 0, unknown: int = 0) -> None:
         self._special = special_ids(tokenizer)
         self._id_of = tokenizer.token_to_id
-        self.tokens = self.unknown = 0
+        self.tokens, self.unknown = tokens, unknown
 
     def add_ids(self, ids: NDArray[Any] | Sequence[int]) -> None:
         """Count the ids of some text, except for [CLS], [SEP] and padding."""
         frame = [self._special[role] for role in ("pad", "cls", "sep")]
         self.tokens += int(np.isin(ids, frame, invert=True).sum())
-        self.unknown += int((np.asarray(ids) == self._special["unk"]).sum())
+        self.unknown += int(np.isin(ids, self._special["unk"]).sum())
 
     def add_tokens(self, tokens: Sequence[str]) -> None:
         """Count the tokens of some text, in the spelling of the tokenizer."""
@@ -178,34 +162,20 @@ class UnknownTokens:
         # A Unigram model gives an unknown token its text as name, which is not in the vocabulary.
         self.unknown += sum(self._id_of(token) in (None, self._special["unk"]) for token in tokens)
 
-    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "") -> None:
-        """Report what has been counted so far; see `report_unknown`."""
-        report_unknown(self.unknown, self.tokens, note, warn, of=of)
+    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "", advice: str = OTHER_MODEL) -> None:
+        """Report the fraction of unknown tokens so far, as a warning with advice if it is high.
 
-
-def report_unknown(
-    unknown: int,
-    tokens: int,
-    note: Callable[[str], None],
-    warn: Callable[[str], None],
-    *,
-    of: str = "",
-    advice: str = OTHER_MODEL,
-) -> None:
-    """Report the fraction of unknown tokens, as a warning with advice if it is high.
-
-    Args:
-        note: prints a message.
-        warn: prints a warning.
-        of: name of the text that was counted, if there are several.
-        advice: one of the constants of this module.
-    """
-    before = f"{of}: " if of else ""
-    warning = unknown_warning(unknown, tokens, advice)
-    if warning is not None:
-        warn(f"{before}{warning}")
-    elif tokens:
-        note(f"{before}unknown tokens: {_counted(unknown, tokens)}")
+        Args:
+            note: prints a message.
+            warn: prints a warning.
+            of: name of the text that was counted, if there are several.
+            advice: one of the constants of this module.
+        """
+        before = f"{of}: " if of else ""
+        if warning := unknown_warning(self.unknown, self.tokens, advice):
+            warn(f"{before}{warning}")
+        elif self.tokens:
+            note(f"{before}unknown tokens: {_counted(self.unknown, self.tokens)}")
 
 
 def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes: Mapping[str, int] | None = None) -> str | None:

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 from tokenizers import Encoding, Tokenizer, decoders, models, pre_tokenizers
 
-from discern.data.tokenizer.loading import vocab_size
+from discern.data.languages import SEGMENTERS
+from discern.data.tokenizer.loading import normalized, vocab_size
 from discern.errors import ConfigError
 
+WordStarts = Callable[[str], Iterable[int]]
 SegmenterName = Literal["none", "jieba", "fugashi", "kiwipiepy", "pythainlp"]
-SEGMENTER_EXTRAS = {"jieba": "zh", "fugashi": "ja", "kiwipiepy": "ko", "pythainlp": "th"}
-"""The extra that installs each segmenter, which is the code of its language."""
-
 UNSPACED = re.compile("[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u4dbf\u4e00-\u9fff\U00020000-\U0003ffff]")
 """Chinese and Japanese characters, and those of scripts of Southeast Asia: text without spaces between words."""
 
@@ -62,14 +61,9 @@ class WordFinder:
 
 
 def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> WordFinder:
-    """The word finder for a tokenizer.
-
-    Raises:
-        ConfigError: the segmenter is not installed.
-    """
+    """The word finder for a tokenizer."""
     if segmenter != "none":
-        check_segmenter(segmenter)
-        return _in_text(_SEGMENTERS[segmenter]())
+        return _in_text(_LOADERS[segmenter]())
     model, splitter = tokenizer.model, tokenizer.pre_tokenizer
     tokens = [tokenizer.id_to_token(number) or "" for number in range(vocab_size(tokenizer))]
     if isinstance(model, models.WordPiece):
@@ -81,15 +75,14 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
     if isinstance(splitter, pre_tokenizers.ByteLevel):
         return _by_characters(tokens)
     # Gemma's pre-tokenizer does not separate words: its normalizer leaves no space to separate them at.
-    text = tokenizer.normalizer.normalize_str("a b") if tokenizer.normalizer else "a b"
-    if splitter is not None and len(splitter.pre_tokenize_str(text)) > 1:
+    if splitter is not None and len(splitter.pre_tokenize_str(normalized(tokenizer, "a b"))) > 1:
         return WordFinder(_by_pre_tokens, needs_encodings=True)
     return _in_text(lambda text: (match.start() for match in re.finditer(r"\S+", text)))
 
 
 def _by_table(begins: Iterable[bool]) -> WordFinder:
     """For tokenizers whose tokens show whether they begin a word."""
-    table = np.array(list(begins))
+    table: Bool[np.ndarray, " V"] = np.array(list(begins))
     return WordFinder(lambda sentences: table[sentences.ids])
 
 
@@ -124,10 +117,11 @@ def _by_pre_tokens(sentences: Sentences) -> Bool[np.ndarray, " T"]:
     """For any tokenizer that first splits text into words: a token begins a word if the previous token belongs to another one."""
     assert sentences.encodings is not None
     words = np.fromiter(chain.from_iterable(e.word_ids for e in sentences.encodings), np.int64, count=len(sentences.ids))
-    return np.diff(words, prepend=-1) != 0
+    begins: np.ndarray = np.diff(words, prepend=-1) != 0
+    return begins
 
 
-def _in_text(word_starts: Callable[[str], Iterable[int]]) -> WordFinder:
+def _in_text(word_starts: WordStarts) -> WordFinder:
     """Word boundaries in the text: a token begins a word if its first visible character is at a boundary.
 
     A boundary inside a token is ignored, because ids do not depend on words.
@@ -137,8 +131,8 @@ def _in_text(word_starts: Callable[[str], Iterable[int]]) -> WordFinder:
         visible = np.array([place for place, letter in enumerate(text) if not letter.isspace()] + [len(text)])
         # A token of spaces belongs to the next word. Of several tokens of one character (bytes), the first one counts.
         first = visible[np.searchsorted(visible, [start for start, _ in encoding.offsets])]
-        is_new = (np.diff(first, prepend=-1) != 0) & (first < len(text))
-        return is_new & np.isin(first, list(word_starts(text)))
+        begins: np.ndarray = np.isin(first, list(word_starts(text))) & (first < len(text)) & (np.diff(first, prepend=-1) != 0)
+        return begins
 
     def begins(sentences: Sentences) -> Bool[np.ndarray, " T"]:
         assert sentences.encodings is not None
@@ -157,11 +151,11 @@ def check_segmenter(segmenter: SegmenterName) -> None:
     if segmenter != "none" and find_spec(segmenter) is None:
         raise ConfigError(
             f"--segmenter {segmenter} needs the package {segmenter}, which is not installed",
-            hint=f"pip install 'discern-nlp[{SEGMENTER_EXTRAS[segmenter]}]'",
+            hint=f"pip install 'discern-nlp[{SEGMENTERS[segmenter]}]'",
         )
 
 
-def _jieba() -> Callable[[str], Iterable[int]]:
+def _jieba() -> WordStarts:
     import jieba
 
     jieba.setLogLevel("ERROR")
@@ -169,15 +163,14 @@ def _jieba() -> Callable[[str], Iterable[int]]:
     return lambda text: _starts(jieba.cut(text))
 
 
-def _fugashi() -> Callable[[str], Iterable[int]]:
+def _fugashi() -> WordStarts:
     from fugashi import Tagger
 
     tagger = Tagger("-Owakati")
-    # MeCab stops at a null character.
-    return lambda text: _starts(part for word in tagger(text.replace("\0", " ")) for part in (word.white_space, word.surface))
+    return lambda text: _starts(part for word in tagger(text) for part in (word.white_space, word.surface))
 
 
-def _kiwipiepy() -> Callable[[str], Iterable[int]]:
+def _kiwipiepy() -> WordStarts:
     """Morphemes: a particle or an ending is a word of its own, as the spaces of Korean do not show."""
     from kiwipiepy import Kiwi
 
@@ -185,7 +178,7 @@ def _kiwipiepy() -> Callable[[str], Iterable[int]]:
     return lambda text: (morpheme.start for morpheme in kiwi.tokenize(text))
 
 
-def _pythainlp() -> Callable[[str], Iterable[int]]:
+def _pythainlp() -> WordStarts:
     from pythainlp.tokenize import word_tokenize
 
     return lambda text: _starts(word_tokenize(text, engine="newmm"))
@@ -196,7 +189,7 @@ def _starts(words: Iterable[str]) -> Iterable[int]:
     return accumulate(map(len, words), initial=0)
 
 
-_SEGMENTERS: dict[str, Callable[[], Callable[[str], Iterable[int]]]] = {
+_LOADERS: dict[str, Callable[[], WordStarts]] = {
     "jieba": _jieba,
     "fugashi": _fugashi,
     "kiwipiepy": _kiwipiepy,
@@ -209,3 +202,19 @@ def keeps_spaces(tokenizer: Tokenizer) -> bool:
     """Whether the tokens of a word within a text include the space before it, unlike those of the same word alone."""
     alone, within = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", " a"))
     return bool(alone != within)
+
+
+def word_forms(tokenizer: Tokenizer, text: str) -> list[str]:
+    """The words of a text in the form that the model gets, in order."""
+    splitter, text = tokenizer.pre_tokenizer, text.strip()
+    if isinstance(splitter, pre_tokenizers.ByteLevel) and not splitter.add_prefix_space:
+        text = f" {text}"  # within a text, a word follows a space, which this kind keeps with the word
+    text = normalized(tokenizer, text)
+    words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
+    return list(filter(None, words))
+
+
+def is_too_long(tokenizer: Tokenizer, form: str) -> bool:
+    """Whether WordPiece encodes a word as [UNK] because of its length."""
+    model = tokenizer.model
+    return isinstance(model, models.WordPiece) and len(form) > model.max_input_chars_per_word
