@@ -91,11 +91,11 @@ def prepare(
         ),
     ] = None,
     segmenter: Annotated[
-        Literal["none", "jieba"] | None,
+        Literal["none", "jieba", "fugashi", "kiwipiepy", "pythainlp"] | None,
         typer.Option(
             "--segmenter",
-            help="Word segmenter for whole-word masking; token ids do not depend on it. Default: none; jieba for Chinese, "
-            "if it is installed.",
+            help="Word segmenter for whole-word masking; token ids do not depend on it. Default: none; with "
+            "--language zh, ja, ko or th: jieba, fugashi, kiwipiepy or pythainlp, if it is installed.",
             show_default=False,
         ),
     ] = None,

@@ -60,7 +60,7 @@ def _text(report: PrepareReport, tokenizer: Path | None) -> str:
             f"the tokens unknown, {statistics.tokens_per_word:.2f} tokens per word",
             f"  lengths     median document {median:,} tokens, longest {longest:,}",
             *(f"  {line}" for line in _overlap_lines(manifest.overlap)),
-            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter") == "jieba"),
+            after_prepare(report.folder, tokenizer=tokenizer, words=manifest.configuration.get("segmenter", "none") != "none"),
         ]
     )
 

@@ -63,7 +63,7 @@ def in_language(
     if segmenter is None and chosen != spoken.segmenter:
         warn(
             f"{spoken.name} words are not segmented, as {spoken.segmenter} is not installed; to mask whole words: "
-            "pip install 'discern-nlp[zh]'"
+            f"pip install 'discern-nlp[{spoken.code}]'"
         )
     return spoken.completed(choice), chosen, spoken.code
 

@@ -105,9 +105,8 @@ def _from_entries(text: str, settings: Mapping[str, Any], lowercase: bool | None
         # A tokenizer that strips accents never produces entries with them.
         accented = stated is None and any(normalize("NFD", entry) != entry for entry in vocabulary)
         strips = lowercase and not accented
-    return bert_wordpiece(
-        vocabulary, lowercase, strips and not keep_accents, chinese=settings.get("tokenize_chinese_chars") is not False
-    )
+    chinese = settings.get("tokenize_chinese_chars", True)
+    return bert_wordpiece(vocabulary, lowercase, strips and not keep_accents, chinese)
 
 
 def bert_wordpiece(

@@ -6,6 +6,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib.util import find_spec
 from itertools import accumulate, chain
 from typing import Literal
@@ -50,7 +51,7 @@ class WordFinder:
         needs_encodings: whether it needs the encodings of the library, with offsets and words, besides the ids.
     """
 
-    begins: Callable[[Sentences], Bool[np.ndarray, " T"]]
+    begins: Callable[[Sentences], np.ndarray]
     needs_encodings: bool = False
 
     def starts(self, sentences: Sentences) -> Bool[np.ndarray, " T"]:
@@ -67,11 +68,9 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
     model, splitter = tokenizer.model, tokenizer.pre_tokenizer
     tokens = [tokenizer.id_to_token(number) or "" for number in range(vocab_size(tokenizer))]
     if isinstance(model, models.WordPiece):
-        prefix = model.continuing_subword_prefix
-        return _by_table(not token.startswith(prefix) or token == prefix for token in tokens)
+        return _by_table(not token.startswith(model.continuing_subword_prefix) for token in tokens)
     if isinstance(splitter, pre_tokenizers.Metaspace) and splitter.split:
-        mark = splitter.replacement
-        return _by_table(token.startswith(mark) for token in tokens)
+        return _by_table(token.startswith(splitter.replacement) for token in tokens)
     if isinstance(splitter, pre_tokenizers.ByteLevel):
         return _by_characters(tokens)
     # Gemma's pre-tokenizer does not separate words: its normalizer leaves no space to separate them at.
@@ -82,7 +81,7 @@ def word_finder(tokenizer: Tokenizer, segmenter: SegmenterName = "none") -> Word
 
 def _by_table(begins: Iterable[bool]) -> WordFinder:
     """For tokenizers whose tokens show whether they begin a word."""
-    table: Bool[np.ndarray, " V"] = np.array(list(begins))
+    table: np.ndarray = np.array(list(begins))
     return WordFinder(lambda sentences: table[sentences.ids])
 
 
@@ -96,7 +95,7 @@ def _by_characters(tokens: Sequence[str]) -> WordFinder:
     first = np.array([ord(_character_class(text[:1])) for text in texts])
     last = np.array([ord(_character_class(text[-1:])) for text in texts])
 
-    def begins(sentences: Sentences) -> Bool[np.ndarray, " T"]:
+    def begins(sentences: Sentences) -> np.ndarray:
         left, right = last[sentences.ids][:-1], first[sentences.ids]
         found: np.ndarray = right == ord("Z")
         found[1:] |= (right[1:] != left) & (left != ord("Z"))  # a single space belongs to the word that follows
@@ -113,7 +112,7 @@ def _character_class(character: str) -> str:
     return "L" if category == "M" or character == "\ufffd" else category if category in "LN" else "P"
 
 
-def _by_pre_tokens(sentences: Sentences) -> Bool[np.ndarray, " T"]:
+def _by_pre_tokens(sentences: Sentences) -> np.ndarray:
     """For any tokenizer that first splits text into words: a token begins a word if the previous token belongs to another one."""
     assert sentences.encodings is not None
     words = np.fromiter(chain.from_iterable(e.word_ids for e in sentences.encodings), np.int64, count=len(sentences.ids))
@@ -127,14 +126,14 @@ def _in_text(word_starts: WordStarts) -> WordFinder:
     A boundary inside a token is ignored, because ids do not depend on words.
     """
 
-    def of_sentence(text: str, encoding: Encoding) -> Bool[np.ndarray, " n"]:
+    def of_sentence(text: str, encoding: Encoding) -> np.ndarray:
         visible = np.array([place for place, letter in enumerate(text) if not letter.isspace()] + [len(text)])
         # A token of spaces belongs to the next word. Of several tokens of one character (bytes), the first one counts.
         first = visible[np.searchsorted(visible, [start for start, _ in encoding.offsets])]
         begins: np.ndarray = np.isin(first, list(word_starts(text))) & (first < len(text)) & (np.diff(first, prepend=-1) != 0)
         return begins
 
-    def begins(sentences: Sentences) -> Bool[np.ndarray, " T"]:
+    def begins(sentences: Sentences) -> np.ndarray:
         assert sentences.encodings is not None
         parts = [of_sentence(*each) for each in zip(sentences.texts, sentences.encodings, strict=True)]
         return np.concatenate([np.zeros(0, dtype=bool), *parts])
@@ -170,6 +169,7 @@ def _fugashi() -> WordStarts:
     return lambda text: _starts(part for word in tagger(text) for part in (word.white_space, word.surface))
 
 
+@cache
 def _kiwipiepy() -> WordStarts:
     """Morphemes: a particle or an ending is a word of its own, as the spaces of Korean do not show."""
     from kiwipiepy import Kiwi
