@@ -24,10 +24,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+from discern.data.job import chunks_of
 
 from discern.data.curation.contamination import words_of
 from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, links_of_band, sign
-from discern.data.dataset.build import chunks_of
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog

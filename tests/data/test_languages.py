@@ -19,21 +19,26 @@ def test_all_codes_of_iso_639_1_are_known() -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "kind", "size", "lowercase"),
+    ("code", "kind", "size", "lowercase", "segmenter"),
     [
-        ("zh", "wordpiece", 21_128, True),
-        ("zh-CN", "wordpiece", 21_128, True),
-        ("EN_us", "wordpiece", 30_522, True),
-        ("de", "wordpiece", 30_522, False),
-        ("ko", "wordpiece", 30_522, False),
-        ("ja", "unigram", 30_522, False),
+        ("zh-CN", "wordpiece", 21_128, True, "jieba"),
+        ("EN_us", "wordpiece", 30_522, True, "none"),
+        ("de", "wordpiece", 30_522, False, "none"),
+        ("ko", "wordpiece", 30_522, False, "kiwipiepy"),
+        ("ja", "unigram", 30_522, False, "fugashi"),
+        ("th", "unigram", 30_522, False, "pythainlp"),
     ],
 )
-def test_a_language_decides_what_was_left_open(code: str, kind: str, size: int, lowercase: bool) -> None:
+def test_a_language_decides_what_was_left_open(
+    code: str, kind: str, size: int, lowercase: bool, segmenter: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     language = find_language(code)
     found = language.completed(TokenizerChoice())
     assert (found.train, found.vocab_size, found.lowercase) == (kind, size, lowercase)
     found.check()
+    for installed, expected in ((True, segmenter), (False, "none")):
+        monkeypatch.setattr(languages, "find_spec", lambda name: name if installed and name != "none" else None)  # noqa: B023
+        assert language.installed_segmenter() == expected
 
 
 def test_what_was_asked_for_stays() -> None:
@@ -44,22 +49,9 @@ def test_what_was_asked_for_stays() -> None:
     assert language.completed(asked) == asked
 
 
-def test_words_of_chinese_are_found_where_jieba_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(languages, "find_spec", lambda name: None)
-    assert find_language("zh").installed_segmenter() == "none"
-    monkeypatch.setattr(languages, "find_spec", lambda name: name)
-    assert find_language("zh").installed_segmenter() == "jieba"
-    assert find_language("en").installed_segmenter() == "none"
-
-
 @pytest.mark.parametrize(
     ("code", "hint"),
-    [
-        ("chinese", "'zh' (Chinese)"),
-        ("germn", "'de' (German)"),
-        ("eng", "'en' (English)"),
-        ("xx", "give a code of two letters"),
-    ],
+    [("chinese", "'zh' (Chinese)"), ("germn", "'de' (German)"), ("eng", "'en' (English)"), ("xx", "give a code of two letters")],
 )
 def test_an_unknown_language_is_refused_with_a_suggestion(code: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown language '{code}'") as error:

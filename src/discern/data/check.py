@@ -24,7 +24,7 @@ from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.sources.problems import Problem, ProblemLog
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenizer, special_ids
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
+from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
 from discern.errors import DiscernError
 from discern.progress import Progress
 

@@ -33,7 +33,7 @@ ta Tamil, te Telugu, tg Tajik, th Thai, ti Tigrinya, tk Turkmen, tl Tagalog, tn 
 tw Twi, ty Tahitian, ug Uyghur, uk Ukrainian, ur Urdu, uz Uzbek, ve Venda, vi Vietnamese, vo Volapuk, wa Walloon, wo Wolof,
 xh Xhosa, yi Yiddish, yo Yoruba, za Zhuang, zh Chinese, zu Zulu
 """
-LANGUAGES = {code: name for code, _, name in (each.strip().partition(" ") for each in _NAMES.replace("\n", " ").split(","))}
+LANGUAGES: dict[str, str] = dict(entry.strip().split(" ", 1) for entry in _NAMES.split(","))
 
 
 def base_code(code: str) -> str:
@@ -42,20 +42,13 @@ def base_code(code: str) -> str:
 
 
 def unknown_language(code: str) -> ConfigError:
-    """The error of a code that does not exist; the hint names the nearest language."""
-    return ConfigError(f"unknown language '{code}'", hint=_suggestion(code))
-
-
-def _suggestion(code: str) -> str:
-    """A hint for a language given by name or by a code of three letters, such as "chinese" or "eng"."""
-    asked = code.strip().lower()
+    """The error of a code that does not exist; the hint gives the code of the language with the nearest name."""
     codes = {name.lower(): each for each, name in LANGUAGES.items()}
-    name = asked if asked in codes else nearest(asked, codes)
-    starts = [each for each in codes if len(asked) >= 3 and each.startswith(asked)]
-    found = [name] if name else starts
-    if found:
-        return "did you mean " + " or ".join(f"'{codes[each]}' ({LANGUAGES[codes[each]]})" for each in found[:3]) + "?"
-    return "give a code of two letters (ISO 639-1): en, de, fr, es, zh, ja, ..."
+    name = nearest(code.strip().lower(), codes)
+    hint = (
+        f"did you mean '{codes[name]}' ({name.title()})?" if name else "give a code of two letters (ISO 639-1): en, de, zh, ..."
+    )
+    return ConfigError(f"unknown language '{code}'", hint=hint)
 
 
 # A lower-casing WordPiece also removes accents, as in BERT. That suits English and languages written with the same letters.
@@ -64,6 +57,8 @@ _LOWERCASED = {"en", "zh", "id", "ms", "tl", "sw"}
 # Languages without spaces between words, in which a "word" of WordPiece would be a whole clause. Ideographs are split anyway.
 _WITHOUT_SPACES = {"ja", "th", "lo", "km", "my", "bo", "dz"}
 _DEFAULT_SIZE, _CHINESE_SIZE = 30_522, 21_128  # those of BERT
+SEGMENTERS: dict[SegmenterName, str] = {"jieba": "zh", "fugashi": "ja", "kiwipiepy": "ko", "pythainlp": "th"}
+"""The language that each word segmenter is for, whose code is also the name of the extra that installs it."""
 
 
 @dataclass(frozen=True)
@@ -72,34 +67,32 @@ class Language:
 
     Attributes:
         code: ISO 639-1 code, as in model cards.
-        kind: kind of tokenizer to train.
-        vocab_size: number of entries to train.
-        lowercase: whether a trained tokenizer lower-cases.
-        segmenter: word segmenter to use if it is installed.
     """
 
     code: str
-    kind: TokenizerKind
-    vocab_size: int
-    lowercase: bool
-    segmenter: SegmenterName
 
     @property
     def name(self) -> str:
         """English name of the language."""
         return LANGUAGES[self.code]
 
+    @property
+    def segmenter(self) -> SegmenterName:
+        """Word segmenter to use if it is installed."""
+        return next((name for name, code in SEGMENTERS.items() if code == self.code), "none")
+
+    def installed_segmenter(self) -> SegmenterName:
+        """The segmenter, or 'none' where its package is not installed."""
+        return self.segmenter if find_spec(self.segmenter) is not None else "none"
+
     def completed(self, choice: TokenizerChoice) -> TokenizerChoice:
         """The choice of tokenizer with the defaults of the language. A tokenizer is trained unless one is given."""
         if choice.path is not None:
             return choice
-        trained = choice if choice.train is not None else replace(choice, train=self.kind)
-        lowercase = self.lowercase if trained.lowercase is None else trained.lowercase
-        return replace(trained, vocab_size=trained.vocab_size or self.vocab_size, lowercase=lowercase)
-
-    def installed_segmenter(self) -> SegmenterName:
-        """The segmenter, or 'none' where its package is not installed."""
-        return self.segmenter if self.segmenter == "none" or find_spec(self.segmenter) is not None else "none"
+        kind: TokenizerKind = "unigram" if self.code in _WITHOUT_SPACES else "wordpiece"
+        size = _CHINESE_SIZE if self.code == "zh" else _DEFAULT_SIZE
+        lowercase = self.code in _LOWERCASED if choice.lowercase is None else choice.lowercase
+        return replace(choice, train=choice.train or kind, vocab_size=choice.vocab_size or size, lowercase=lowercase)
 
 
 def find_language(code: str) -> Language:
@@ -108,9 +101,7 @@ def find_language(code: str) -> Language:
     Raises:
         ConfigError: the code is unknown; the hint names the nearest language.
     """
-    base = base_code(code)
-    if base not in LANGUAGES:
+    language = Language(base_code(code))
+    if language.code not in LANGUAGES:
         raise unknown_language(code)
-    chinese = base == "zh"
-    kind: TokenizerKind = "unigram" if base in _WITHOUT_SPACES else "wordpiece"
-    return Language(base, kind, _CHINESE_SIZE if chinese else _DEFAULT_SIZE, base in _LOWERCASED, "jieba" if chinese else "none")
+    return language

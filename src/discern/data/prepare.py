@@ -61,7 +61,7 @@ from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, strips_accents, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
-from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
+from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
 from discern.data.tokenizer.words import SegmenterName
 from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.finetuning.data import find_splits, has_labels
 from discern.finetuning.results import compare

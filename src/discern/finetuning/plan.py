@@ -9,7 +9,7 @@ from typing import Any
 
 from discern.config.resolve import resolve
 from discern.data.tokenizer import load_tokenizer, special_tokens
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError
 from discern.finetuning.data import HELD_OUT, TaskData, TaskFiles, find_files, read_task
 from discern.finetuning.settings import (

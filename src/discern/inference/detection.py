@@ -14,7 +14,7 @@ from pydantic import Field
 from tokenizers import Encoding
 
 from discern.data.tokenizer import TokenTexts, special_tokens
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import CheckpointError, ConfigError
 from discern.inference.proposals import Proposer, propose
 from discern.inference.rows import TOKENS_PER_BATCH, TextModel, batches, best_places, device_of, finite, framed, moved, windows_of

@@ -12,7 +12,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discern.data.tokenizer import special_tokens
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import ConfigError
 from discern.inference.rows import TextModel, TextWindow, batches, best_places, framed, read, windows_of
 from discern.models.base import Encoder

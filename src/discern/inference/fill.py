@@ -13,8 +13,7 @@ from tokenizers import AddedToken, Tokenizer
 from torch import Tensor
 
 from discern.data.tokenizer import SPECIAL_TOKENS, TokenTexts, shown_as, special_names, special_tokens
-from discern.data.tokenizer.plain_text import separating
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens, separating
 from discern.errors import ConfigError
 from discern.inference.rows import TextModel, moved, read
 from discern.model_files.folder import ModelFolder, open_model

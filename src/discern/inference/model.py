@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 
 from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
 from discern.data.tokenizer import load_tokenizer
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError
 from discern.inference.detection import Detection, Detector, detect_all, load_detector
 from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states

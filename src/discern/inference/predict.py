@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.tables import clean_text
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError, DataError, NumericsError
 from discern.inference.prediction_columns import readable_again, write_appended
 from discern.inference.prediction_input import InputFormat, blocks, input_examples

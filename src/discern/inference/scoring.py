@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from discern.corruption.masking import chosen_share
 from discern.corruption.sampling import Sampling
 from discern.data.tokenizer import special_tokens
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.data.tokenizer.words import Sentences, word_finder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers

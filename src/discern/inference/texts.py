@@ -13,7 +13,7 @@ from pydantic import BeforeValidator
 from tokenizers import Tokenizer
 
 from discern.data.tables import clean_text, numbered_lines, parsed_json, stream_lines, suffix_of
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import DataError, did_you_mean
 from discern.progress import Progress
 from discern.storage.checksums import Record, understood

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from discern import kernels
 from discern.data.tokenizer import special_tokens
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import ConfigError, NumericsError
 from discern.model_files.folder import TaskModel
 from discern.model_files.huggingface import HuggingFaceFolder

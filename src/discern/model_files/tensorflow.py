@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from discern.data.tokenizer.sentencepiece import protobuf_fields, read_varint
+from discern.data.tokenizer.loading import protobuf_fields, read_varint
 from discern.errors import CheckpointError, ConfigError
 from discern.model_files.huggingface import HuggingFaceModel
 from discern.model_files.weight_files import and_more, check_shape

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 from tokenizers import AddedToken, Tokenizer, models
 
-from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names
+from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names, strips_accents
 from discern.models.architecture import AGAIN, UNLIMITED_POSITIONS, Architecture
 from discern.storage.checksums import Record, read_object, read_record
 from discern.tasks.supervised import FrameName
@@ -49,6 +49,7 @@ def tokenizer_files(
         "model_max_length": max_length,
         **{f"{role}_token": token for role, token in names.items()},
         "do_lower_case": lowercases(tokenizer),
+        "strip_accents": strips_accents(tokenizer),
         "clean_up_tokenization_spaces": False,
         "padding_side": "left" if last else "right",
         "truncation_side": "right",

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.dataset.shards import TokenData
-from discern.data.tokenizer.unknown import MORE_TOKENS, report_unknown
+from discern.data.tokenizer.tokens import MORE_TOKENS, UnknownTokens
 from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective
@@ -81,7 +81,8 @@ def adapt(
     planned = _plan(model, data=data, progress=progress, **options)
     for name, text in _texts(planned).items():
         counts, warn = text.manifest.statistics, warning_to(progress)
-        report_unknown(counts.unknown_tokens, counts.tokens, progress.note, warn, of=f"{name} text", advice=MORE_TOKENS)
+        unknown = UnknownTokens(text.tokenizer(), counts.tokens, counts.unknown_tokens)
+        unknown.report(progress.note, warn, f"{name} text", MORE_TOKENS)
 
     # Measure, train and measure again
     path = out / ADAPTATION_FILE

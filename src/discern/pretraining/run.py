@@ -24,7 +24,7 @@ from discern.data.batching.stream import ExampleStream
 from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
-from discern.data.tokenizer.extension import pieces_of_added
+from discern.data.tokenizer.training import pieces_of_added
 from discern.diagnosis.health import (
     HealthMonitor,
     diagnosable_from,

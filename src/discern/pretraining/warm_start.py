@@ -34,7 +34,8 @@ from discern.data.sources.documents import CorpusOptions
 from discern.data.sources.problems import ProblemLog
 from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of_added, word_form, word_forms
+from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, pieces_of_added, word_form
+from discern.data.tokenizer.words import word_forms
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model_files.folder import ModelFolder, open_model
 from discern.model_files.run import build_objective

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar, final
 
-from discern.data.tokenizer.plain_text import encode_texts
-from discern.data.tokenizer.unknown import UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens, encode_texts
 from discern.errors import ConfigError, DataError, MissingHeadError, did_you_mean
 from discern.inference.detection import (
     ChosenThreshold,

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from discern.config.schema import Section
 from discern.data.sources.problems import Problem
 from discern.data.tables import Table, option_of
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.tasks.features import Features, TaskRows

@@ -15,7 +15,7 @@ from pydantic import Field
 
 from discern.data.sources.problems import ProblemLog
 from discern.data.tables import Table
-from discern.data.tokenizer.plain_text import encode_texts
+from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import DataError
 from discern.models.config import ModelConfig
 from discern.models.heads import PredictionLayers

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from discern.data.job import PrepareOptions
 
 from discern.data.check import check
 from discern.data.curation.contamination import (
@@ -20,7 +21,6 @@ from discern.data.curation.contamination import (
     read_examples,
     words_of,
 )
-from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import read_manifest
 from discern.data.prepare import prepare
 from discern.data.sources.documents import Document
@@ -136,7 +136,7 @@ def test_as_by_definition_on_random_text(tmp_path: Path) -> None:
 
 
 def test_the_overlap_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discern.data.dataset.build.CHUNK_CHARACTERS", 1000)
+    monkeypatch.setattr("discern.data.job.CHUNK_CHARACTERS", 1000)
     text, known = tmp_path / "text.txt", made_up(60)
     text.write_text("short\n\n" + plain(known))
     # Two examples of the text, one that is not, and one that is too short. What a filter leaves out is not searched, but counts.
@@ -144,7 +144,7 @@ def test_the_overlap_of_a_data_set(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     against = EvaluationFiles([written(tmp_path / "dev.tsv", *lines)])
     tokenizer = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt"))
     for workers in (1, 3):
-        common: dict[str, Any] = {"build": BuildOptions(workers=workers, filters=("words:2",)), "progress": Silent()}
+        common: dict[str, Any] = {"options": PrepareOptions(workers=workers, filters=("words:2",)), "progress": Silent()}
         made: dict[str, Any] = {"out": tmp_path / f"data{workers}", "tokenizer": tokenizer} | common
         with pytest.raises(DataError, match="absent cannot be read"):
             prepare([str(text)], **made, against=EvaluationFiles([tmp_path / "absent"]))

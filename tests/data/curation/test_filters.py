@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from discern.data.job import PrepareOptions
 
 from discern.data.curation import filters
 from discern.data.curation.filters import Rules
-from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError
@@ -158,7 +158,7 @@ def test_a_data_set_counts_what_was_left_out(tmp_path: Path) -> None:
         [str(tmp_path / "text.txt")],
         out=tmp_path / "data",
         tokenizer=TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt")),
-        build=BuildOptions(workers=1, filters=("words:3", "words:4-40")),
+        options=PrepareOptions(workers=1, filters=("words:3", "words:4-40")),
         progress=Silent(),
     )
     assert report.values()["filtered"] == {"words: fewer than 3 words": 1, "words: fewer than 4 words": 1}

@@ -11,8 +11,8 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
-from importlib.util import find_spec
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any
 
 from discern.data.languages import LANGUAGES, base_code, unknown_language

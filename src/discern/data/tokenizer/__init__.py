@@ -5,7 +5,6 @@ from discern.data.tokenizer.loading import (
     SPECIAL_TOKENS,
     bert_wordpiece,
     fingerprint,
-    frame,
     framing,
     load_tokenizer,
     lowercases,
@@ -14,9 +13,10 @@ from discern.data.tokenizer.loading import (
     special_ids,
     special_names,
     special_tokens,
+    strips_accents,
     vocab_size,
 )
-from discern.data.tokenizer.shown import TokenTexts, shown_as
+from discern.data.tokenizer.tokens import TokenTexts, shown_as
 
 __all__ = [
     "END_OF_DOCUMENT",
@@ -24,7 +24,6 @@ __all__ = [
     "TokenTexts",
     "bert_wordpiece",
     "fingerprint",
-    "frame",
     "framing",
     "load_tokenizer",
     "lowercases",
@@ -34,5 +33,6 @@ __all__ = [
     "special_ids",
     "special_names",
     "special_tokens",
+    "strips_accents",
     "vocab_size",
 ]

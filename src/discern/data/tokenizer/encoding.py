@@ -15,8 +15,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
 from discern.data.sources.documents import Document
 from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
-from discern.data.tokenizer.plain_text import PlainText
-from discern.data.tokenizer.unknown import causes_of_unknown
+from discern.data.tokenizer.tokens import causes_of_unknown, encode_texts
 from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
 from discern.errors import DataError
 
@@ -164,7 +163,6 @@ class DocumentEncoder:
         self._words = word_finder(self._tokenizer, segmenter)
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
-        self._text = PlainText(self._tokenizer)
         self._special = special_ids(self._tokenizer)
         size = vocab_size(self._tokenizer)
         self._dtype = token_dtype(size)
@@ -206,13 +204,13 @@ class DocumentEncoder:
         # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
         rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._special["unk"]]
         examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
-        unknown += causes_of_unknown(self._tokenizer, examined, self._text.encode(examined))
+        unknown += causes_of_unknown(self._tokenizer, examined, encode_texts(self._tokenizer, examined))
         return self._written[sentences.ids], self._words.starts(sentences), sentences.lengths
 
     def _sentences(self, texts: list[str]) -> Sentences:
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
             return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
-        encodings = self._text.encode(texts, ids_only=not self._words.needs_encodings)
+        encodings = encode_texts(self._tokenizer, texts, ids_only=not self._words.needs_encodings)
         lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
         ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
         return Sentences(texts, ids, lengths, encodings)

@@ -1,4 +1,4 @@
-"""Trains tokenizers on a bounded sample of the text. The same text gives the same tokenizer, byte for byte."""
+"""Trains tokenizers on a bounded sample of the text, and extends them. The same text gives the same tokenizer, byte for byte."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain, pairwise
 from typing import Any, Literal
 
-from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from discern.data.tokenizer import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, frame, prepared, vocab_size
+from discern.data.tokenizer.loading import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, prepared, special_ids, vocab_size
+from discern.data.tokenizer.words import is_too_long, word_forms
 from discern.errors import ConfigError, DataError
 
 TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
@@ -22,7 +23,7 @@ TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 SAMPLE_BYTES: dict[TokenizerKind, int] = {"wordpiece": 128 << 20, "bpe": 128 << 20, "unigram": 16 << 20}
 _ENTRY_BYTES = 150  # per sentence of the sample, besides its text
 _SPECIALS = list(SPECIAL_TOKENS.values())
-_PREFIX = "##"
+_SMALLEST_ALPHABET: dict[TokenizerKind, int] = {"wordpiece": 27, "bpe": 256, "unigram": 28}
 
 
 class SentenceSample:
@@ -44,30 +45,32 @@ class SentenceSample:
     def add(self, sentences: Iterable[str]) -> None:
         """Offer sentences to the sample. Each draws a random number, and those with the smallest are kept."""
         for sentence in sentences:
-            draw = self._random.random()
             self._seen += 1
-            if draw >= self._bound:
-                continue
-            heapq.heappush(self._heap, (-draw, self._seen, sentence))
-            self._bytes += _size(sentence)
+            draw = self._random.random()
+            if draw < self._bound:
+                heapq.heappush(self._heap, (-draw, self._seen, sentence))
+                self._bytes += _size(sentence)
             while self._bytes > self._limit and len(self._heap) > 1:
-                dropped, _, text = heapq.heappop(self._heap)
-                self._bytes -= _size(text)
-                self._bound = -dropped
+                draw, _, dropped = heapq.heappop(self._heap)
+                self._bound = -draw
+                self._bytes -= _size(dropped)
 
     def sentences(self) -> list[str]:
         """The sample, in the order of the stream."""
         return [sentence for _, _, sentence in sorted(self._heap, key=lambda entry: entry[1])]
 
 
-def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+def train_tokenizer(
+    kind: TokenizerKind, size: int, lowercase: bool, texts: Sequence[str], keep_accents: bool = False
+) -> Tokenizer:
     """A tokenizer with `size` entries, or fewer if the text does not yield as many.
 
     Args:
         kind: WordPiece as in BERT, byte-level BPE, or Unigram as in SentencePiece.
         size: number of entries, including the special tokens.
-        lowercase: whether to lower-case text (and, for WordPiece, to remove accents, as in BERT).
+        lowercase: whether to lower-case text.
         texts: sentences to train on.
+        keep_accents: whether a WordPiece that lower-cases keeps accents, which BERT's removes; the other kinds always do.
 
     Raises:
         ConfigError: `size` is too small for this kind.
@@ -76,15 +79,20 @@ def train_tokenizer(kind: TokenizerKind, size: int, lowercase: bool, texts: Sequ
     check_vocab_size(kind, size)
     if not texts:
         raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
-    train = {"wordpiece": _wordpiece, "bpe": _bpe, "unigram": _unigram}[kind]
-    tokenizer = prepared(train(size, lowercase, texts), f"the trained {kind} tokenizer")
-    assert vocab_size(tokenizer) <= size
-    return tokenizer
+    if kind == "wordpiece":
+        tokenizer = _wordpiece(size, lowercase, lowercase and not keep_accents, texts)
+    elif kind == "bpe":
+        tokenizer = _bpe(size, lowercase, texts)
+    else:
+        tokenizer = _unigram(size, lowercase, texts)
+    return prepared(tokenizer, f"the trained {kind} tokenizer")
 
 
-def training_service(kind: TokenizerKind, size: int, lowercase: bool) -> Callable[[Sequence[str]], str]:
+def training_service(
+    kind: TokenizerKind, size: int, lowercase: bool, keep_accents: bool = False
+) -> Callable[[Sequence[str]], str]:
     """The service of a worker process that trains a tokenizer: unlike the library, a process can be interrupted."""
-    return lambda texts: train_tokenizer(kind, size, lowercase, texts).to_str()
+    return lambda texts: train_tokenizer(kind, size, lowercase, texts, keep_accents).to_str()
 
 
 def check_vocab_size(kind: TokenizerKind, size: int) -> None:
@@ -93,7 +101,7 @@ def check_vocab_size(kind: TokenizerKind, size: int) -> None:
     Raises:
         ConfigError: the vocabulary is too small.
     """
-    least = len(_SPECIALS) + {"wordpiece": 27, "bpe": 256, "unigram": 28}[kind]
+    least = len(_SPECIALS) + _SMALLEST_ALPHABET[kind]
     if size < least:
         raise ConfigError(
             f"a {kind} vocabulary needs at least {least} entries, not {size}",
@@ -101,32 +109,29 @@ def check_vocab_size(kind: TokenizerKind, size: int) -> None:
         )
 
 
-def _wordpiece(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
+def _wordpiece(size: int, lowercase: bool, strip_accents: bool, texts: Sequence[str]) -> Tokenizer:
     """BERT's WordPiece.
 
     The library numbers the continuations of the alphabet ("##a") in the order of a hash table and breaks ties between merges
     by those numbers. To be reproducible, a first pass finds the continuations, and the second gets them sorted, as special
     tokens.
     """
-    tokenizer = bert_wordpiece({"[UNK]": 0}, lowercase)
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(_SPECIALS)) // 2).characters
-
-    def learn(entries: int, specials: list[str]) -> dict[str, int]:
+    vocabulary: dict[str, int] = {}
+    specials, normalizer = _SPECIALS, bert_wordpiece({}, lowercase, strip_accents).normalizer
+    alphabet, _ = _alphabet(normalizer, texts, limit=(size - len(_SPECIALS)) // 2)
+    for entries in (0, size):
+        learner = bert_wordpiece({}, lowercase, strip_accents)
         trainer = trainers.WordPieceTrainer(
             vocab_size=entries,
             special_tokens=specials,
             initial_alphabet=alphabet,
             limit_alphabet=len(alphabet),
-            continuing_subword_prefix=_PREFIX,
             show_progress=False,
         )
-        learner = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        learner.normalizer, learner.pre_tokenizer = tokenizer.normalizer, tokenizer.pre_tokenizer
         learner.train_from_iterator(texts, trainer)
-        return learner.get_vocab()
-
-    continuations = sorted(token for token in learn(0, _SPECIALS) if token.startswith(_PREFIX))
-    return bert_wordpiece(learn(size, _SPECIALS + continuations), lowercase)
+        vocabulary = learner.get_vocab()
+        specials = _SPECIALS + sorted(token for token in vocabulary if token.startswith("##"))
+    return bert_wordpiece(vocabulary, lowercase, strip_accents)
 
 
 def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
@@ -144,7 +149,6 @@ def _bpe(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.post_processor = processors.Sequence([processors.ByteLevel(trim_offsets=True), frame(tokenizer)])
     return tokenizer
 
 
@@ -161,15 +165,15 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     trainer = trainers.UnigramTrainer(
         vocab_size=size, special_tokens=specials, unk_token="[UNK]", initial_alphabet=["▁"], show_progress=False
     )
-    alphabet = _alphabet(tokenizer, texts, limit=(size - len(specials)) // 2)
+    _, others = _alphabet(tokenizer.normalizer, texts, limit=(size - len(specials)) // 2)
     # As in SentencePiece, no piece mixes scripts, or letters with punctuation. Shorter words also train faster.
     scripts, spaces = pre_tokenizers.UnicodeScripts(), pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([scripts, spaces])
-    tokenizer.train_from_iterator((f" {text.translate(alphabet.others)}" for text in texts), trainer)
+    tokenizer.train_from_iterator((f" {text.translate(others)}" for text in texts), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    pieces: list[list[Any]] = json.loads(tokenizer.to_str())["model"]["vocab"]
-    scores = _reproducible({piece: score for piece, score in pieces if piece not in specials})
+    pieces = dict(json.loads(tokenizer.to_str())["model"]["vocab"])
+    scores = _reproducible({piece: pieces[piece] for piece in pieces.keys() - specials})
     tokenizer.model = models.Unigram([(token, 0.0) for token in specials] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
@@ -183,32 +187,161 @@ def _reproducible(scores: dict[str, float]) -> list[tuple[str, float]]:
     characters = sorted(piece for piece in scores if len(piece) == 1)
     highest = min(scores.values()) + 0.0001 * (len(characters) + 1)
     rare = [piece for piece in characters if scores[piece] < highest]
-    dealt = zip(rare, sorted(scores[piece] for piece in rare), strict=True)
-    rounded = {piece: round(score, 4) for piece, score in (scores | dict(dealt)).items()}
+    scores |= zip(rare, sorted(scores[piece] for piece in rare), strict=True)
+    rounded = {piece: round(score, 4) for piece, score in scores.items()}
     return sorted(rounded.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-@dataclass(frozen=True)
-class _Alphabet:
-    """The most frequent characters after normalization, sorted, and a translation table from all others to a space."""
+def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: int) -> tuple[list[str], dict[int, str]]:
+    """The most frequent characters after normalization, and a translation table from all others to a space.
 
-    characters: list[str]
-    others: dict[int, str]
-
-
-def _alphabet(tokenizer: Tokenizer, texts: Iterable[str], limit: int) -> _Alphabet:
-    """The `limit` most frequent characters; of equally frequent ones, the first in Unicode order."""
-    raw: Counter[str] = Counter()
-    for text in texts:
-        raw.update(text)
-    normal = {character: set(tokenizer.normalizer.normalize_str(character)) for character in raw}
+    Args:
+        limit: number of characters; of equally frequent ones, the first in Unicode order.
+    """
+    raw = Counter(chain.from_iterable(texts))
+    normal = {character: set(normalizer.normalize_str(character)) for character in raw}
     counts: Counter[str] = Counter()
     for character, count in raw.items():
         counts.update({letter: count for letter in normal[character] if not letter.isspace()})
-    kept = set(sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit])
-    others = {ord(character): " " for character in raw if not normal[character] <= kept}
-    return _Alphabet(sorted(kept), others)
+    frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit]
+    kept = set(frequent)
+    return sorted(kept), {ord(character): " " for character in raw if not normal[character] <= kept}
 
 
 def _size(sentence: str) -> int:
     return sys.getsizeof(sentence) + _ENTRY_BYTES
+
+
+# Extension by new tokens with new ids; existing ids do not change
+
+_SAME = "normalizer", "pre_tokenizer", "post_processor"
+# Log-probability by which a new piece is preferred to the pieces that it consists of.
+_UNIGRAM_BONUS = 1e-3
+_FEWEST = 3
+
+
+def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
+    """The tokenizer with an additional token for each of the words that is not a token yet. Other words keep their tokens.
+
+    WordPiece gets the word as an entry, Unigram a piece slightly more likely than its current pieces, and BPE the merges that
+    join its pieces, after all others; intermediate results of these merges become tokens, too. A word that *contains* a new
+    token, such as a longer word that begins with it, may be split differently.
+
+    Args:
+        forms: words in the form that the model gets; see `word_form`.
+
+    Raises:
+        ConfigError: this tokenizer, or tokenizers of its kind, cannot be extended.
+    """
+    whole = json.loads(tokenizer.to_str())
+    model, vocabulary = whole["model"], whole["model"]["vocab"]
+    new = [form for form in dict.fromkeys(forms) if tokenizer.token_to_id(form) is None]
+    if isinstance(tokenizer.model, models.Unigram):
+        scores = [score for _, score in vocabulary]
+        # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
+        scores[model["unk_id"]] = min(scores) - 10
+        vocabulary += [[form, sum(scores[n] for n in pieces_of(tokenizer, form)) + _UNIGRAM_BONUS] for form in new]
+    elif isinstance(tokenizer.model, models.WordPiece | models.BPE):
+        # The library numbers tokens outside of the model from the size of its vocabulary, which is about to grow.
+        vocabulary |= {token["content"]: token["id"] for token in whole["added_tokens"]}
+        entries = _with_merges(tokenizer, model, new) if isinstance(tokenizer.model, models.BPE) else new
+        vocabulary |= {entry: number for number, entry in enumerate(entries, vocab_size(tokenizer))}
+    else:
+        raise ConfigError(
+            f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
+            hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
+        )
+    extended = prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
+    if pieces_of_added(tokenizer, extended) is None:
+        raise ConfigError(
+            "this tokenizer cannot be extended: it has tokens outside of its model, whose ids would change",
+            hint="leave out --add-tokens",
+        )
+    return extended
+
+
+def _with_merges(tokenizer: Tokenizer, model: dict[str, Any], forms: Sequence[str]) -> list[str]:
+    """Add merges to a BPE model that join the pieces of each form, left to right; the entries that they lead to, in order."""
+    ranks: dict[tuple[str, str], int] = {}
+    entries: dict[str, None] = {}
+    for form in forms:
+        pieces = [piece.value for piece in tokenizer.model.tokenize(form)]
+        if "".join(pieces) != form:
+            raise ConfigError(f"'{form}' cannot be added as a token: the tokenizer cannot spell a part of it", hint="omit it")
+        # The merges that earlier forms brought apply first, lowest rank first, as in BPE.
+        while found := [(ranks[pair], place) for place, pair in enumerate(pairwise(pieces)) if pair in ranks]:
+            _, place = min(found)
+            pieces[place : place + 2] = ["".join(pieces[place : place + 2])]
+        joined = pieces[0]
+        for piece in pieces[1:]:
+            ranks[joined, piece] = len(ranks)
+            model["merges"].append([joined, piece])
+            joined += piece
+            entries[joined] = None
+    return [entry for entry in entries if entry not in model["vocab"]]
+
+
+def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | None:
+    """The ids of each added token in the tokenizer before, in the order of the new ids.
+
+    None if `after` is not an extension of `before`, so that the ids of the two are unrelated.
+    """
+    old, new = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (before, after))
+    rules, others = (json.loads(tokenizer.to_str()) for tokenizer in (before, after))
+    same_rules = type(before.model) is type(after.model) and all(rules.get(key) == others.get(key) for key in _SAME)
+    number = vocab_size(after) - vocab_size(before)
+    if not (same_rules and old.items() <= new.items() and len(new) - len(old) == number):
+        return None
+    return [pieces_of(before, token) for token in sorted(new.keys() - old.keys(), key=new.__getitem__)]
+
+
+def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
+    """Ids of the pieces of a word that is not a token; [UNK] if the tokenizer cannot spell it or it is too long."""
+    inside = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
+    found = [piece.id for piece in tokenizer.model.tokenize(token.removeprefix(inside))]
+    return found or [special_ids(tokenizer)["unk"]]
+
+
+def word_form(tokenizer: Tokenizer, word: str) -> str:
+    """The form of a word that the model gets: normalized, and with the marker of a word's beginning if there is one.
+
+    Raises:
+        ConfigError: the text is not a single word, or the word is longer than the tokenizer accepts.
+    """
+    found = word_forms(tokenizer, word)
+    problem = ""
+    if len(found) != 1:
+        problem = f"the tokenizer splits it into {len(found)} words ({' '.join(found) or 'nothing'})"
+    elif is_too_long(tokenizer, found[0]):
+        problem = f"it has {len(found[0])} characters, more than this tokenizer encodes"
+    if problem:
+        shown = f"{word[:40]}{'...' if len(word) > 40 else ''}"
+        raise ConfigError(
+            f"'{shown}' cannot be added as a token: {problem}",
+            hint="give one word per line, without spaces or punctuation inside, and leave this one out",
+        )
+    return found[0]
+
+
+def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int) -> list[str]:
+    """The words for which a dedicated token saves the most tokens: occurrences times the number of pieces beyond the first.
+
+    In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter, words that occur fewer
+    than three times, and words longer than WordPiece accepts are left out. Ties are sorted by their characters.
+
+    Args:
+        counts: number of occurrences of each word, in the form that the model gets.
+        number: maximum number of words.
+    """
+    unknown = special_ids(tokenizer)["unk"]
+    is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
+    saved: dict[str, int] = {}
+    for form, count in counts.items():
+        if count < _FEWEST or tokenizer.token_to_id(form) is not None or is_too_long(tokenizer, form):
+            continue
+        text = decoders.ByteLevel().decode([form]) if is_byte_level else form
+        pieces = pieces_of(tokenizer, form)
+        length = max(len(text), 2) if unknown in pieces else len(pieces)
+        if length > 1 and any(letter.isalpha() for letter in text):
+            saved[form] = count * (length - 1)
+    return sorted(saved, key=lambda form: (-saved[form], form))[:number]
