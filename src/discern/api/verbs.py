@@ -115,7 +115,7 @@ def prepare(
         tuple(map(str, _listed(inputs))),
         out=Path(out),
         tokenizer=choice,
-        corpus=CorpusOptions(documents, text_field),
+        corpus=CorpusOptions(documents, (text_field,) if text_field else ()),
         build=build,
         overwrite=overwrite,
         language=code,

@@ -211,7 +211,7 @@ def prepare(
             tokenizer = console.local_model(tokenizer)
         asked = TokenizerChoice(tokenizer, train_tokenizer, vocab_size, lowercase)
         choice, chosen, code = work.in_language(language, asked, segmenter, console.warn)
-        corpus = CorpusOptions(documents, text_field)
+        corpus = CorpusOptions(documents, (text_field,) if text_field else ())
         cores = workers or available_cores()
         rules = tuple(filters or ())
         build = BuildOptions(chosen, heldout, seed, workers=cores, near_duplicates=near_duplicates, filters=rules)

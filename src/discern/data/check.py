@@ -12,8 +12,7 @@ from discern.data.dataset.build import BuildOptions, in_order, search_only, surv
 from discern.data.executors import available_cores
 from discern.data.reports import CheckReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import DiscernError

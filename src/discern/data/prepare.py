@@ -29,8 +29,7 @@ from discern.data.object_stores import shown
 from discern.data.remote import remote_address
 from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.stages.engines import Engine, EngineName, engine_of
 from discern.data.stages.run import Work
 from discern.data.tokenizer import fingerprint, load_tokenizer

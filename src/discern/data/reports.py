@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.data.curation.contamination import FileOverlap
 from discern.data.dataset.manifest import Manifest, Statistics
-from discern.data.sources.problems import Problem
+from discern.data.sources.documents import Problem
 from discern.data.tokenizer.unknown import OTHER_TOKENIZER, percent, unknown_warning
 
 FEW_HELDOUT_DOCUMENTS = 10

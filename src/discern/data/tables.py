@@ -1,31 +1,29 @@
-"""Reading of files as lines, as JSON or as tables, decompressed by content and decoded strictly.
+"""Reading of files as lines, as JSON or as tables, decompressed by content.
 
 A table is CSV, TSV, JSON lines, a JSON array, Parquet, or plain text with one text per line.
 
-The format of a table is recognized by the content where possible (Parquet, JSON), otherwise by the suffix. CSV is read strictly:
-an unclosed quotation mark is an error that names the line where it opened, where a lenient reader would read the rest of the file
-into one field. In TSV a quotation mark is text, unless a field is quoted as by spreadsheets. Rows are read one by one, so that a
-file of any size fits into memory.
+CSV is read strictly: an unclosed quotation mark is an error that names the line where it opened, where a lenient reader would
+read the rest of the file into one field. In TSV a quotation mark is text, unless a field is quoted as by spreadsheets. Rows are
+read one by one, so that a file of any size fits into memory. Any other fault of a row is an error, or is counted in a
+`ProblemLog` and the row left out.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 import math
 import re
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
 
-from discern.data.sources.base import ending, is_number
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import BLOCK_BYTES, Readable, likely_encoding, naming, open_text
+from discern.data.sources.documents import ProblemLog
+from discern.data.sources.streams import Expansion, NotTextError, Readable, naming, open_text
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -100,7 +98,7 @@ def is_header(fields: Sequence[str]) -> bool:
     names = [field.strip() for field in fields]
     filled = names[1:] if names and not names[0] and len(names) > 1 else names
     return all(
-        name and len(name) <= 40 and len(name.split()) <= 4 and not is_number(name) and name[-1] not in ".!?。！？"
+        name and len(name) <= 40 and len(name.split()) <= 4 and number_in(name) is None and name[-1] not in ".!?。！？"
         for name in filled
     )
 
@@ -177,17 +175,19 @@ def _unquoted(field: str) -> str:
     return field if '"' in inner else inner.replace("\0", '"')
 
 
-# Suffixes of compression, which do not tell the format of the content.
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
+"""Suffixes of compression, which do not tell the format of the content."""
 _LONGEST_LINE = 1 << 28
+Lines = Iterator[tuple[int, str]]
+"""The lines of a file and their numbers, from 1, without line ends."""
 
 
-def suffix_of(path: Path) -> str:
-    """The suffix of a file, ignoring suffixes of compression."""
-    return next((end.lower() for end in reversed(path.suffixes) if end.lower() not in COMPRESSED), "")
+def suffix_of(path: Path | str) -> str:
+    """The suffix of a file, ignoring suffixes of compression: ".csv" for "reviews.csv.gz"."""
+    return next((end.lower() for end in reversed(Path(path).suffixes) if end.lower() not in COMPRESSED), "")
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Lines:
     """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
@@ -197,26 +197,36 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from stream_lines(file, str(path))
 
 
-def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
+def stream_lines(file: Readable, name: str) -> Lines:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
-    for number, line in _whole_lines(file, name):
+    with naming(name):
+        yield from split_lines(open_text(file, name), name)
+
+
+def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Lines:
+    """The numbered lines of text that comes in pieces. A byte order mark is left out.
+
+    Raises:
+        DataError: a line is longer than the limit.
+    """
+    for number, line in enumerate(_whole_lines(pieces, name, limit), start=1):
         yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
 
 
-def _whole_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
-    """The lines with their ends and numbers, and with a byte order mark if there is one."""
-    rest, number = b"", 0
-    with naming(name):
-        stream = open_text(file, name)
-        while block := stream.read(BLOCK_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                number += 1
-                yield number, _text_of(line + b"\n", name, number)
-            if len(rest) > _LONGEST_LINE:
-                raise DataError(f"{name}:{number + 1}: a line of more than {_LONGEST_LINE >> 20} MiB", hint="is it a text file?")
-        if rest:
-            yield number + 1, _text_of(rest, name, number + 1)
+def _whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
+    """The lines with their ends, and with a byte order mark if there is one."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        for line in whole:
+            yield line + "\n"
+        if len(rest) > limit:
+            raise DataError(
+                f"{name}: a line of more than {limit:,} characters",
+                hint="is it text? A table whose name does not end in .csv or .tsv is read as plain text if it ends in .txt",
+            )
+    if rest:
+        yield rest
 
 
 def without_blank_end(
@@ -248,7 +258,7 @@ def raw_lines(path: Path) -> Iterator[str]:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        yield from (line for _, line in _whole_lines(file, str(path)))
+        yield from _whole_lines(open_text(file, str(path)), str(path))
 
 
 def whole_text(path: Path) -> str:
@@ -258,11 +268,7 @@ def whole_text(path: Path) -> str:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        data = open_text(file, str(path)).read()
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as problem:
-        raise _not_utf8(str(path), data.count(b"\n", 0, problem.start) + 1, problem) from problem
+        return "".join(open_text(file, str(path))).removeprefix("\ufeff")
 
 
 def json_file(path: Path) -> Any:
@@ -297,28 +303,11 @@ def clean_text(text: str) -> str:
     return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
 
 
-def _text_of(line: bytes, name: str, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise _not_utf8(name, number, problem) from problem
-
-
-def _not_utf8(name: str, number: int, problem: UnicodeDecodeError) -> DataError:
-    wrong = problem.object[problem.start]
-    encoding = likely_encoding(problem.object)
-    may_be = f"it may be {encoding}, so " if encoding else ""
-    return DataError(
-        f"{name}:{number}: not UTF-8: byte 0x{wrong:02x}",
-        hint=f"{may_be}save it as UTF-8: iconv -f {encoding or 'ENCODING'} -t UTF-8 {Path(name).name} > new-{Path(name).name}",
-    )
-
-
 MALFORMED = "malformed row, left out"
-"""Kind of the problem of a row of a published data set that does not fit its table."""
+"""Kind of the problem of a row that does not fit its table."""
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
-_BY_ENDING: dict[str, TableFormat] = {
+BY_SUFFIX: dict[str, TableFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
@@ -333,11 +322,11 @@ _NOT_TAGGED = "use the suffix .conll for a file with one word per line, or --set
 # A text may begin with a brace or a bracket, too.
 _JSON_OBJECT = re.compile(r"\s*\{\s*(?:\"|\}\s*$|$)")
 _JSON_ARRAY = re.compile(r"\s*\[\s*(?:\{|\]\s*$|$)")
-Lines = Iterator[tuple[int, str]]
+_BETWEEN = re.compile(r"[\s,]*")
+_SAMPLE_ROWS = 100
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
@@ -350,7 +339,7 @@ class Row:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Table:
     """The rows of a file, which can be read once.
 
@@ -362,6 +351,13 @@ class Table:
     format: TableFormat
     columns: tuple[str, ...]
     rows: Iterator[Row]
+
+    def sample(self) -> list[Row]:
+        """The first hundred rows, which are not read by this. Their keys become columns."""
+        sample = list(itertools.islice(self.rows, _SAMPLE_ROWS))
+        self.rows = itertools.chain(sample, self.rows)
+        self.columns = tuple(dict.fromkeys(itertools.chain(self.columns, *(row.values for row in sample))))
+        return sample
 
     def require(self, column: str, option: str) -> str:
         """The name of a column that exists.
@@ -402,64 +398,72 @@ def open_table(
     if format is not None and format not in get_args(TableFormat):
         raise ConfigError(f"unknown table format '{format}'", hint=did_you_mean(format, get_args(TableFormat)))
     name = "standard input" if str(path) == "-" else str(path)
-    if str(path) != "-":
-        with naming(name):
-            # What is read from a pipe cannot be read again.
-            if format in (None, "parquet") and stat.S_ISREG(path.stat().st_mode):
-                with path.open("rb") as file:
-                    is_parquet = file.read(4) == b"PAR1"
-                if is_parquet:
-                    return _parquet(path)
+    if format in (None, "parquet") and path.is_file():  # what is read from a pipe cannot be read again
+        with naming(name), path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if is_parquet:
+            return arrow_table(path.open("rb"), name)
     lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
-    first = next(((number, line) for number, line in lines if line.strip()), None)
-    if first is None:
+    begin = list(itertools.islice(itertools.dropwhile(lambda numbered: not numbered[1].strip(), lines), 2))
+    if not begin:
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
-    begin = [first, *itertools.islice(lines, 1)]
-    lines = itertools.chain(begin, lines)
-    found = format or _format(path, first[1])
-    if found == "parquet":
+    (number, first), lines = begin[0], itertools.chain(begin, lines)
+    excel = excel_delimiter(first) is not None
+    kind = cast(TableFormat, format) or ("csv" if excel else _format(path, first))
+    if kind == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
-    if found == "jsonl" and first[1].strip() == "{":
+    if kind == "jsonl" and first.strip() == "{":
         raise one_object(name)
-    if found in ("jsonl", "json"):
-        return _json(lines, name, cast(TableFormat, found))
-    excel = format is None and excel_delimiter(first[1]) is not None
-    if found == "text" and not excel:
+    if kind == "jsonl":
+        return json_table(lines, name, None)
+    if kind == "json":
+        # Many lines at a time, as a value that is not whole is parsed again.
+        return array_table(iter(lambda: "\n".join(line for _, line in itertools.islice(lines, 10_000)), ""), name, None)
+    if kind == "text":
         # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
-        above = ((number, "") for number in range(1, first[0]))
-        rows = (
-            Row(f"{name}:{number}", {"text": line}, number) for number, line in without_blank_end(itertools.chain(above, lines))
-        )
+        above = ((line, "") for line in range(1, number))
+        rows = (Row(f"{name}:{line}", {"text": text}, line) for line, text in without_blank_end(itertools.chain(above, lines)))
         return Table(name, "text", ("text",), rows)
-    dialect = dialect_of([line for _, line in begin], "\t" if found == "tsv" else DELIMITERS)
-    return _delimited(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
+    dialect = dialect_of([line for _, line in begin], "\t" if kind == "tsv" else DELIMITERS)
+    return delimited_table(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
 
 
 def _format(path: Path, line: str) -> TableFormat:
     if _JSON_OBJECT.match(line):
         return "jsonl"
-    ending = suffix_of(path)
-    if _JSON_ARRAY.match(line) and ending in (".json", ""):
+    if _JSON_ARRAY.match(line) and suffix_of(path) in (".json", ""):
         return "json"
-    return _BY_ENDING.get(ending, "text")
+    return BY_SUFFIX.get(suffix_of(path), "text")
 
 
-def _delimited(lines: Lines, name: str, dialect: Dialect, header: Sequence[str], malformed: ProblemLog | None) -> Table:
+def delimited_table(
+    lines: Lines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
+) -> Table:
+    """The rows of a CSV or TSV file.
+
+    Args:
+        header: the columns of a file whose first line is a row with as many fields; None: the first line is the header if it
+            looks like one, and otherwise the columns are "column 1", "column 2", ...
+        problems: counts rows whose number of fields differs from the header, which are left out; None: they are errors.
+    """
     records = split_rows(lines, name, dialect)
-    number, first = next(records)
-    if len(first) == len(header) and not set(first) & set(header):
+    number, first = next(records, (0, list[str]()))
+    columns = column_names(first, f"{name}:{number}") if header is not None or is_header(first) else ()
+    if header is None and not columns:
+        records = itertools.chain([(number, first)] if first else [], records)
+        columns = column_names([""] * len(first), name)
+    elif header and len(first) == len(header) and not set(first) & set(header):
         records = itertools.chain([(number, first)], records)
-        first = list(header)
-    columns = column_names(first, f"{name}:{number}")
+        columns = tuple(header)
 
     def rows() -> Iterator[Row]:
         for number, fields in records:
-            if len(fields) != len(columns):
-                if malformed is None:
-                    raise _other_width(f"{name}:{number}", fields, columns, dialect)
-                malformed.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
-                continue
-            yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)), number)
+            if len(fields) == len(columns):
+                yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)), number)
+            elif problems is None:
+                raise _other_width(f"{name}:{number}", fields, columns, dialect)
+            else:
+                problems.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
 
     return Table(name, "tsv" if dialect.tabbed else "csv", columns, rows())
 
@@ -475,66 +479,164 @@ def _other_width(where: str, fields: list[str], columns: tuple[str, ...], dialec
     return DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
 
 
-def one_object(name: str) -> DataError:
+def one_object(name: str) -> NotTextError:
     """The error for a JSON file that is a single object."""
-    return DataError(
-        f"{name} is one JSON object, expected one object per line, or an array of objects",
-        hint="if it is SQuAD's file: --task squad1 --data FOLDER; otherwise write its records as JSON lines: jq -c '.KEY[]' FILE",
+    return NotTextError(
+        name,
+        "it is one JSON object, expected one object per line, or an array of objects",
+        "if it is SQuAD's file: --task squad1 --data FOLDER; otherwise write its records as JSON lines: jq -c '.KEY[]' FILE",
     )
 
 
-def _json(lines: Lines, name: str, format: TableFormat) -> Table:
-    if format == "json":
-        content = parsed_json("\n".join(line for _, line in lines), name)
-        if not isinstance(content, list):
-            raise DataError(
-                f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines (one object per line)"
-            )
-        records = ((number, f"{name}: record {number}", record) for number, record in enumerate(content, start=1))
-    else:
-        records = ((number, f"{name}:{number}", parsed_json(line, f"{name}:{number}")) for number, line in lines if line.strip())
+def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
+    """The objects of JSON lines.
 
+    Args:
+        problems: counts lines that are no objects, which are left out; None: they are errors.
+    """
+
+    def values() -> Iterator[tuple[str, Any, int]]:
+        for number, line in lines:
+            if line.strip():
+                try:
+                    yield f"{name}:{number}", parsed_json(line, f"{name}:{number}"), number
+                except DataError:
+                    if problems is None:
+                        raise
+                    problems.add("line skipped, as it is not JSON", f"{name}:{number}")
+
+    return _object_table(name, "jsonl", values(), problems)
+
+
+def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None, limit: int = _LONGEST_LINE) -> Table:
+    """The objects of a JSON array, parsed one by one.
+
+    Args:
+        pieces: the text.
+        problems: counts values that are no objects, which are left out; None: they are errors.
+        limit: number of characters that a value may have.
+    """
+
+    def values() -> Iterator[tuple[str, Any, int]]:
+        parse, text, number = json.JSONDecoder().raw_decode, "", 0
+        for piece in pieces:
+            text, place = text + piece, 0
+            if number == 0 and text.lstrip("\ufeff \t\r\n").startswith("["):
+                place = text.index("[") + 1
+            while number > 0 or place > 0:
+                place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
+                if text.startswith("]", place):
+                    return
+                try:
+                    value, end = parse(text, place)
+                except (ValueError, RecursionError):
+                    break  # the value goes on in the next piece
+                if end == len(text):
+                    break  # as a number may do
+                number, place = number + 1, end
+                yield f"{name}: record {number}", value, number
+            text = text[place:] if number else text
+            if len(text) > limit:
+                break
+        raise DataError(
+            f"{name}: not a JSON array of objects: record {number + 1} is damaged, cut short or too long",
+            hint="python -m json.tool FILE shows what is wrong; or use JSON lines (one object per line)",
+        )
+
+    return _object_table(name, "json", values(), problems)
+
+
+def _object_table(name: str, format: TableFormat, values: Iterator[tuple[str, Any, int]], problems: ProblemLog | None) -> Table:
     def rows() -> Iterator[Row]:
-        for number, where, record in records:
-            if not isinstance(record, dict):
-                raise DataError(
-                    f"{where}: {type(record).__name__} instead of an object", hint="every line is a JSON object: {...}"
-                )
-            yield Row(where, record, number)
+        for where, value, number in values:
+            if isinstance(value, dict):
+                yield Row(where, value, number)
+            elif problems is None:
+                raise DataError(f"{where}: {type(value).__name__} instead of an object", hint="every record is an object: {...}")
+            else:
+                problems.add("record skipped, as it is not a JSON object", where)
 
     every = rows()
-    first = next(every, None)
-    if first is None:
+    first = list(itertools.islice(every, 1))
+    if problems is None and not first:
         raise DataError(f"{name} is empty", hint="expected JSON objects")
-    return Table(name, format, tuple(first.values), itertools.chain([first], every))
+    return Table(name, format, tuple(first[0].values) if first else (), itertools.chain(first, every))
 
 
-def _parquet(path: Path) -> Table:
+_BATCH_BYTES = 1 << 25
+_ROWS, _PAGES = -1, -2  # layers of an expansion
+# Minimum memory of a row in Python: a file may claim to have a billion empty rows.
+_BYTES_PER_ROW = 64
+
+
+def arrow_table(
+    file: BinaryIO, name: str, columns: Sequence[str] = (), *, only_text: bool = False, expansion: Expansion | None = None
+) -> Table:
+    """The rows of a Parquet file, or of an Arrow stream, which `datasets.save_to_disk` writes.
+
+    Args:
+        columns: columns to read; empty: all.
+        only_text: whether only columns of strings and of token ids are read.
+        expansion: limits how much data may come out of the file.
+
+    Raises:
+        ConfigError: the extra `parquet` is not installed.
+        DataError: the file is damaged, or decompresses to too much data.
+    """
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as problem:
         raise ConfigError(
-            f"{path} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
+            f"{name} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
         ) from problem
-    damaged = DataError(f"{path} is a damaged parquet file", hint="download or write it again")
-    try:
-        table = parquet.ParquetFile(io.BytesIO(path.read_bytes()) if path.stat().st_size < 1 << 20 else path)
-        columns = tuple(table.schema_arrow.names)
-    except (arrow.ArrowException, OSError) as problem:
-        raise damaged from problem
+
+    def batches() -> Iterator[Any]:
+        if not is_parquet:
+            yield from (batch.select(columns) for batch in arrow.ipc.open_stream(file))
+            return
+        # In a dictionary array, text that is repeated in many rows is stored once.
+        source = parquet.ParquetFile(file, read_dictionary=columns if only_text else None)
+        for group in range(source.num_row_groups):
+            found = source.metadata.row_group(group)
+            size = max(1, found.total_byte_size)
+            if expansion is not None:
+                expansion.count_made(size, _PAGES)
+            yield from source.iter_batches(max(1, min(1000, _BATCH_BYTES * found.num_rows // size)), [group], columns)
 
     def rows() -> Iterator[Row]:
         number = 0
-        try:
-            for batch in table.iter_batches(batch_size=1000):
-                for values in batch.to_pylist():
+        with _undamaged(name):
+            for batch in batches():
+                for values in zip(*batch.columns, strict=True):
                     number += 1
-                    yield Row(f"{path}: row {number}", values, number)
-        except (arrow.ArrowException, OSError) as problem:
-            raise damaged from problem
+                    row = {column: value.as_py() for column, value in zip(columns, values, strict=True)}
+                    if expansion is not None:
+                        # Pages may be compressed a thousand times, or repeat one long text.
+                        text = sum(len(value) for value in row.values() if isinstance(value, str))
+                        expansion.count_made(_BYTES_PER_ROW + text, _ROWS)
+                    yield Row(f"{name}: row {number}", row, number)
 
-    return Table(str(path), "parquet", columns, rows())
+    with _undamaged(name):
+        is_parquet = file.read(4) == b"PAR1"
+        file.seek(0)
+        schema = parquet.read_schema(file) if is_parquet else arrow.ipc.open_stream(file).schema
+        file.seek(0)
+    if only_text:
+        strings = (arrow.string(), arrow.large_string())
+        columns = [field.name for field in schema if field.type in strings or field.name == TOKEN_IDS]
+    columns = list(columns or schema.names)
+    return Table(name, "parquet", tuple(columns), rows())
+
+
+@contextmanager
+def _undamaged(name: str) -> Iterator[None]:
+    import pyarrow
+
+    try:
+        yield
+    except (pyarrow.ArrowException, OSError) as problem:
+        raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
 
 
 def value_of(row: Row, column: str) -> Any:
@@ -601,8 +703,66 @@ def list_in(text: str) -> list[Any] | None:
     return value if isinstance(value, list) else None
 
 
+TOKEN_IDS = "input_ids"
+"""Column of the token ids of pre-tokenized text."""
+TEXT_NAMES = (
+    "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "
+    "question1 text1 article paragraph passage answer tweet post description caption headline hypothesis text_b sentence2 "
+    "question2 text2"
+).split()
+"""Usual names of text columns, likeliest first."""
+LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
+"""Usual names of label columns, likeliest first."""
+_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
+_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+
+
+def text_column(table: Table, *, required: bool = True) -> str | None:
+    """The column of running text: `text`, the only column with a usual name, or the only one with several words in a cell.
+
+    Args:
+        required: whether it is an error if no column looks like text.
+
+    Raises:
+        ConfigError: it is not clear which one it is.
+    """
+    cells = _texts(table)
+    lowered = {column.lower(): column for column in reversed(table.columns)}
+    if len(cells) == 1 or "text" in lowered:
+        return lowered.get("text", table.columns[0])
+    named = [column for column in table.columns if column.lower() in TEXT_NAMES and cells[column]]
+    plausible = named or [column for column in table.columns if _are_texts(cells[column])]
+    if len(plausible) == 1:
+        return plausible[0]
+    if not plausible and not required:
+        return None
+    candidates = f": {' or '.join(map(repr, plausible))}" if plausible else ""
+    raise ConfigError(
+        f"{table.name}: it is not clear which column holds the text{candidates}; its columns: {', '.join(table.columns)}",
+        hint=f"name it: --text-field '{plausible[0]}'" if plausible else "name it: --text-field NAME",
+    )
+
+
+def _texts(table: Table) -> dict[str, list[str]]:
+    """The texts in the first rows, by column."""
+    sample = table.sample()
+    return {
+        column: [text for row in sample if isinstance(text := row.values.get(column), str) and text.strip()]
+        for column in table.columns
+    }
+
+
+def _are_texts(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column contain several words on average."""
+    if not cells or all(number_in(cell) is not None for cell in cells):
+        return False
+    words = sum(len(cell.split()) for cell in cells) / len(cells)
+    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells) / len(cells)
+    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+
+
 def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:
-    """The column of a role, recognized by its name, or the only one without another role.
+    """The column of a role, recognized by its name; the only one without another role; or for "text", the only one of texts.
 
     Args:
         names: usual names, likeliest first.
@@ -617,6 +777,8 @@ def choose_column(table: Table, role: str, names: Sequence[str], taken: Collecti
         return column
     _refuse_other_layout(table)
     free = [column for column in table.columns if column not in taken]
+    if len(free) > 1 and role == "text":
+        free = [column for column, cells in _texts(table).items() if column in free and _are_texts(cells)]
     if len(free) == 1:
         return free[0]
     raise ConfigError(
@@ -646,7 +808,7 @@ def _refuse_other_layout(table: Table) -> None:
                 f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
                 hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
             )
-    elif table.format == "jsonl" and ending(table.name) == "json" and len(list(itertools.islice(table.rows, 2))) == 1:
+    elif table.format == "jsonl" and suffix_of(table.name) == ".json" and len(table.sample()) == 1:
         raise one_object(table.name)
 
 

@@ -30,8 +30,7 @@ from discern.data.dataset.shards import TokenData
 from discern.data.executors import available_cores
 from discern.data.prepare import prepare
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.extension import extend_tokenizer, frequent_splits, pieces_of_added, word_form, word_forms
@@ -324,7 +323,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             f"to add tokens, the text of {folder} is read again, which standard input cannot be", hint="prepare it from a file"
         )
     field = settings["text_field"]
-    corpus = CorpusOptions(settings["documents"], None if field == "text" else field)  # 'text' is the default name
+    corpus = CorpusOptions(settings["documents"], () if field == "text" else tuple(field.split(",")))
     build = BuildOptions(
         near_duplicates=settings.get("near_duplicates"),
         filters=tuple(filter(None, (settings.get("filters") or "").split(","))),

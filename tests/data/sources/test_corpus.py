@@ -16,8 +16,7 @@ import pytest
 import zstandard
 
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions, Document, DocumentRule, Limits
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, Document, DocumentRule, Limits, ProblemLog
 from discern.errors import ConfigError, DataError
 from tests.data.small_text import made_up, plain, read, tar_of
 

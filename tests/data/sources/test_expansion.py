@@ -16,10 +16,9 @@ import pytest
 import zstandard
 
 from discern.data.sources import streams as expansion_module
-from discern.data.sources.documents import Limits
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import FREE_BYTES, LARGEST_RATIO, Expansion, decompressor
-from discern.data.sources.text import text_lines
+from discern.data.sources.documents import Limits, ProblemLog
+from discern.data.sources.formats import text_lines
+from discern.data.sources.streams import FREE_BYTES, LARGEST_RATIO, Expansion
 from discern.data.tables import numbered_lines, whole_text
 from discern.errors import DataError
 from tests.data.small_text import read, tar_of

@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from discern.data.sources.base import FileSource, NamedSource, named_source
 
 from discern.data.dataset.build import BuildOptions
 from discern.data.prepare import prepare
 from discern.data.sources import sources
-from discern.data.sources.base import FileSource, NamedSource, named_source
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
 from discern.registry import Registry

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.tables import open_table
 from discern.errors import ConfigError, DataError
 from tests.data.small_text import read, tar_of

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.errors import DataError
 from tests.data.small_text import read
 

@@ -18,9 +18,8 @@ import numpy as np
 from jaxtyping import Bool, Int, UInt
 
 from discern.config.schema import Section
-from discern.data.sources.base import ending
 from discern.data.sources.documents import Document
-from discern.data.tables import is_header, one_object, open_table
+from discern.data.tables import is_header, one_object, open_table, suffix_of
 from discern.errors import ConfigError, DataError
 
 NGRAM_WORDS = 13
@@ -261,7 +260,7 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[Example]:
             yield Example(row.number, texts)
     if count == 0:
         raise DataError(f"{path} has no examples", hint="expected rows below the header")
-    if count == 1 and table.format == "jsonl" and ending(path.name) == "json":
+    if count == 1 and table.format == "jsonl" and suffix_of(path) == ".json":
         # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
         raise one_object(str(path))
 

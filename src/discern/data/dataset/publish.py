@@ -28,8 +28,7 @@ from discern.data.dataset.manifest import (
     is_data_set,
     read_manifest,
 )
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import Problem
+from discern.data.sources.documents import CorpusOptions, Problem
 from discern.data.tokenizer import fingerprint, lowercases, special_ids, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer
 from discern.errors import ConfigError

@@ -18,16 +18,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
 from discern.data.object_stores import shown
-from discern.data.remote import ResumingStream, is_remote, open_remote, remote_file, remote_files
-from discern.data.sources.base import ReadContext, named_source, read_stream
-from discern.data.sources.documents import CorpusOptions, Document
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
+from discern.data.remote import is_remote, open_remote, remote_file, remote_files
+from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
+from discern.data.sources.formats import ReadContext, hub_documents, read_stream
+from discern.data.sources.streams import Expansion, naming
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.output import is_kept_whole, listed
@@ -55,6 +53,11 @@ class Input:
     size: int | None
     version: str | None = None
     address: str | None = None
+
+    @property
+    def is_on_hub(self) -> bool:
+        """Whether this is a data set of the hub, `hf:NAME`."""
+        return self.path is None and self.address is None and self.name != "-"
 
     def now(self) -> Input:
         """The input as it is at this time.
@@ -90,8 +93,8 @@ class Corpus:
 
     def __init__(self, inputs: Sequence[str], options: CorpusOptions, exclude: Path | None = None) -> None:
         self.options = options
-        search = _Search(exclude.resolve() if exclude is not None else None)
-        self.inputs = [found for text in inputs for found in _inputs(text, search)]
+        search = _Search(options, exclude)
+        self.inputs = [item for text in inputs for item in search.inputs(text)]
         self.left_out = tuple(search.left_out)
         if sum(item.name == "-" for item in self.inputs) > 1:
             raise ConfigError("'-' (standard input) can be given only once")
@@ -147,12 +150,18 @@ class Corpus:
             expansion = Expansion(item.name)
             context = ReadContext(item.name, item.explicit, self.options, problems, expansion)
             try:
-                if item.path is None and item.address is None and (source := named_source(item.name)) is not None:
-                    yield from source.documents(item.name.partition(":")[2], context)
-                else:
-                    with naming(item.name), closing(_open(item)) as file:
-                        counted = CountingStream(CountingStream(file, count_bytes), expansion.count_read)
-                        yield from read_stream(counted, context)
+                if item.is_on_hub:
+                    yield from hub_documents(context)
+                    continue
+                with naming(item.name):
+                    file = (
+                        open_remote(item.address)
+                        if item.address is not None
+                        # Unbuffered, so that what has arrived in a pipe is read.
+                        else open(item.path or sys.stdin.fileno(), "rb", buffering=0, closefd=item.path is not None)  # noqa: SIM115
+                    )
+                    with closing(file):
+                        yield from read_stream(expansion.stored(file, count_bytes), context)
             except DiscernError as error:
                 if errors is None:
                     raise
@@ -163,98 +172,87 @@ class _Search:
     """Finds the files in folders.
 
     Args:
-        excluded: folder that is not input, with its links resolved.
+        options: tell which files are left out.
+        output: folder that is not input.
 
     Attributes:
         left_out: folders that were skipped because they are data sets, runs or models.
     """
 
-    def __init__(self, excluded: Path | None) -> None:
+    def __init__(self, options: CorpusOptions, output: Path | None) -> None:
         self.left_out: list[Path] = []
-        self._excluded = excluded
-        self._has_text: dict[Path, bool] = {}
+        self._options = options
+        self._output = output.resolve() if output is not None else None
+        self._is_input: dict[Path, bool] = {}
 
-    def has_text(self, folder: Path) -> bool:
+    def inputs(self, text: str) -> Iterator[Input]:
+        """The files of an input, as the user gave it."""
+        path = Path(text)
+        if is_remote(text):
+            for remote in remote_files(text):
+                explicit = remote.address == text
+                if explicit or not self._options.excludes(remote.address):
+                    yield Input(shown(remote.address), None, explicit, remote.size, remote.version, remote.address)
+        elif text == "-" or text.startswith("hf:"):
+            yield Input(text, None, True, None)
+        elif path.exists() and not path.is_dir():
+            yield Input(text, path, True, *_state_of(path.stat()))
+        elif path.is_dir() or glob.has_magic(text):
+            if is_kept_whole(path):
+                raise DataError(f"{path} is a data set, a run or a model, not text", hint="give the text that it was made from")
+            files = self._below(path, path) if path.is_dir() else list(self._matching(text))
+            if not files:
+                what = f"folder {path} contains no files" if path.is_dir() else f"no file matches the pattern {text}"
+                raise DataError(what, hint="check the path and --exclude; quote a pattern if the shell should not expand it")
+            for file in files:
+                yield Input(str(file), file, False, *_state_of(file.stat()))
+        else:
+            raise DataError(
+                f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
+            )
+
+    def _has_input(self, folder: Path) -> bool:
         """Whether the files of a folder are input."""
-        if folder not in self._has_text:
+        if folder not in self._is_input:
             place = folder.resolve()
-            excluded = self._excluded is not None and (place == self._excluded or self._excluded in place.parents)
-            inside = any(parent in self.left_out for parent in folder.parents)
-            kept = not excluded and not inside and is_kept_whole(folder)
-            if kept:
-                self.left_out.append(folder)
-            self._has_text[folder] = not (excluded or inside or kept)
-        return self._has_text[folder]
+            is_output = self._output is not None and self._output in (place, *place.parents)
+            is_kept = not is_output and is_kept_whole(folder)
+            self.left_out += [folder] if is_kept else []
+            self._is_input[folder] = not is_output and not is_kept
+        return self._is_input[folder]
 
-    def below(self, folder: Path) -> list[Path]:
+    def _below(self, folder: Path, top: Path) -> list[Path]:
         """The regular files below a folder, sorted by path. Links are followed, but to each folder only once."""
-        found: list[Path] = []
+        files: list[Path] = []
         visited: set[tuple[int, int]] = set()
-        for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
+        for parent, folders, names in os.walk(folder, onerror=_refuse, followlinks=True):
             state = os.stat(parent)
             if (state.st_dev, state.st_ino) in visited:
                 folders.clear()
                 continue
             visited.add((state.st_dev, state.st_ino))
             # In order, so that of two links to a folder the same one is followed everywhere.
-            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self.has_text(Path(parent) / name)]
-            found += [Path(parent) / name for name in files if not name.startswith(".")]
-        return sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
+            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self._has_input(Path(parent, name))]
+            files += [Path(parent, name) for name in names if not name.startswith(".")]
+        kept = (path for path in files if path.is_file() and not self._options.excludes(str(path.relative_to(top))))
+        return sorted(kept, key=lambda path: path.parts)
 
-    def matching(self, pattern: str) -> Iterator[Path]:
+    def _matching(self, pattern: str) -> Iterator[Path]:
         """The files that match a pattern, and those below the folders that match it, each once."""
         seen: set[str] = set()
-        fixed = len(Path(re.split(r"[*?\[]", pattern)[0] + "x").parent.parts)  # folders that the user named
+        top = Path(re.split(r"[*?\[]", pattern)[0] + "x").parent  # the folder that the user named
         for match in map(Path, sorted(glob.glob(pattern, recursive=True))):
             # From the outside in, as a folder is left out with all that is below it.
-            around = [parent for parent in reversed(match.parents) if len(parent.parts) > fixed]
-            if not all(self.has_text(each) for each in [*around, match if match.is_dir() else match.parent]):
-                found = []
-            elif match.is_dir():
-                found = self.below(match)
-            else:
-                found = [match] if match.exists() else []
-            for path in found:
+            around = [folder for folder in reversed(match.parents) if len(folder.parts) > len(top.parts)]
+            around.append(match if match.is_dir() else match.parent)
+            if not all(map(self._has_input, around)):
+                continue
+            is_file = match.exists() and not self._options.excludes(str(match.relative_to(top)))
+            for path in self._below(match, top) if match.is_dir() else [match] if is_file else []:
                 place = os.path.abspath(path)
                 if place not in seen:
                     seen.add(place)
                     yield path
-
-
-def _inputs(text: str, search: _Search) -> Iterator[Input]:
-    if is_remote(text):
-        for found in remote_files(text):
-            yield Input(shown(found.address), None, found.address == text, found.size, found.version, found.address)
-        return
-    if text == "-" or named_source(text) is not None:
-        yield Input(text, None, True, None)
-        return
-    path = Path(text)
-    if path.is_dir():
-        yield from _folder(path, search)
-    elif path.exists():
-        yield Input(text, path, True, *_state_of(path.stat()))
-    elif glob.has_magic(text):
-        match = None
-        for match in search.matching(text):
-            yield Input(str(match), match, False, *_state_of(match.stat()))
-        if match is None:
-            raise DataError(f"no file matches the pattern {text}", hint="quote the pattern if the shell should not expand it")
-    else:
-        raise DataError(
-            f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
-        )
-
-
-def _folder(folder: Path, search: _Search) -> Iterator[Input]:
-    """The files below a folder that the user named."""
-    if is_kept_whole(folder):
-        raise DataError(f"{folder} is a data set, a run or a model, not text", hint="give the text that it was made from")
-    found = search.below(folder)
-    if not found:
-        raise DataError(f"folder {folder} contains no files", hint="give a folder with text files, or the files themselves")
-    for path in found:
-        yield Input(str(path), path, False, *_state_of(path.stat()))
 
 
 def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
@@ -266,14 +264,6 @@ def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
 
 def _refuse(problem: OSError) -> None:
     raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
-
-
-def _open(item: Input) -> BinaryIO | PipeStream | ResumingStream:
-    if item.address is not None:
-        return open_remote(item.address)
-    place = sys.stdin.fileno() if item.path is None else item.path
-    file = open(place, "rb", closefd=item.path is not None)  # noqa: SIM115 (the caller closes it)
-    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else PipeStream(file)
 
 
 class CorpusProgress:
@@ -296,8 +286,9 @@ class CorpusProgress:
         """The documents of the corpus; see `Corpus.documents`."""
         for document in self._corpus.documents(problems, self._count, errors, self._begin):
             self.documents += 1
-            self.sentences += len(document)
-            self.characters += sum(map(len, document))
+            if isinstance(document, list):
+                self.sentences += len(document)
+                self.characters += sum(map(len, document))
             yield document
 
     def locate(self, index: int) -> tuple[str, int]:

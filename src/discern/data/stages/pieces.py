@@ -18,7 +18,7 @@ from discern.data.dataset.manifest import ShardInfo
 from discern.data.dataset.shards import Shard
 from discern.data.dataset.writing import ShardFiles
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.stages.plan import PrepareJob, check_unchanged
 from discern.data.stages.results import Aside, result_of, values_of
 from discern.data.stages.signatures import read_signatures, with_checks, write_bands

@@ -50,7 +50,7 @@ class Plan:
         parts: number of shares that are run one by one; None if one command runs all of them.
         trained_on: sentences and characters that the tokenizer was trained on; None for an existing tokenizer.
         tokenizer: checksum of the tokenizer.
-        documents, text_field: see `CorpusOptions`.
+        documents, text_fields: see `CorpusOptions`.
         build: how documents become shards.
         versions: versions of discern, tokenizers and what filters need, which must be the same on every machine.
         format: changes with the fields of the plan and with the files of the tasks.
@@ -65,7 +65,7 @@ class Plan:
     trained_on: tuple[int, int] | None
     tokenizer: str
     documents: DocumentRule
-    text_field: str | None
+    text_fields: tuple[str, ...]
     build: BuildOptions
     versions: dict[str, str]
     format: Literal["discern-plan-5"] = "discern-plan-5"
@@ -73,7 +73,7 @@ class Plan:
     @property
     def corpus(self) -> CorpusOptions:
         """How the input becomes documents."""
-        return CorpusOptions(self.documents, self.text_field)
+        return CorpusOptions(self.documents, self.text_fields)
 
     def share(self, part: int, parts: int) -> list[int]:
         """The pieces of one of several shares."""
@@ -107,7 +107,7 @@ def make_plan(
         trained_on=trained_on,
         tokenizer=hashlib.sha256(tokenizer.to_str().encode()).hexdigest(),
         documents=text.options.documents,
-        text_field=text.options.text_field,
+        text_fields=text.options.text_fields,
         # Validated, so that 0 becomes 0.0, as it does when the plan is read: the fingerprint stays the same.
         build=TypeAdapter(BuildOptions).validate_python(asdict(build) | {"workers": 1}),
         versions=library_versions(build.filters),

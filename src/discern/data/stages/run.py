@@ -14,7 +14,7 @@ from discern.data.dataset.build import BuildOptions, Built
 from discern.data.dataset.manifest import Setting
 from discern.data.dataset.publish import library_versions
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.stages import duplicates, shards
 from discern.data.stages.engines import Engine
 from discern.data.stages.plan import (

@@ -15,7 +15,7 @@ from jaxtyping import Int
 from discern.data.dataset.build import Built, LengthHistogram, in_order, repeated
 from discern.data.dataset.manifest import COUNTS_NAME, SPLITS, FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.dataset.writing import HeldoutSplit, Placed, ShardFiles
-from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.sources.documents import Problem, ProblemLog
 from discern.data.stages.pieces import Pieces
 from discern.data.stages.plan import PrepareJob
 from discern.data.stages.results import Aside, checked, read_array, result_of, values_of

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, normalizers
 from discern.data.curation.filters import Rules, all_left_out
 from discern.data.executors import WorkerProcess
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tokenizer import prepared
 from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, training_service
 from discern.errors import ConfigError

@@ -61,7 +61,7 @@ def repetition(argument: str | None) -> Rule:
 
 
 def _repetition(document: Document) -> Document | str:
-    repeated = _repeated(document)
+    repeated = _repeated(document)  # type: ignore[arg-type]
     if len(repeated) > _REPEATED_LINES * len(document):
         return "more than 30% of the lines are repeated"
     characters = sum(map(len, document))
