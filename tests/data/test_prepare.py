@@ -380,7 +380,7 @@ def test_real_text(tmp_path: Path) -> None:
         [str(Path(folder) / "blimp" / "a*.jsonl")],
         out=tmp_path / "data",
         tokenizer=TokenizerChoice(Path(folder) / "vocab" / "bert-uncased-en.txt"),
-        corpus=CorpusOptions(text_field="sentence_good"),
+        corpus=CorpusOptions(text_fields=("sentence_good",)),
         build=BuildOptions(workers=2),
         progress=Silent(),
     )

@@ -20,10 +20,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, cast, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.sources.streams import Expansion, NotTextError, Readable, naming, open_text
+from discern.data.sources.streams import NotTextError, Readable, naming, open_text
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -126,7 +126,7 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
                 cells = content.split("\t")
                 yield number, cells if dialect.verbatim else [_unquoted(cell) for cell in cells]
         return
-    begins, last = 0, 0  # the line before the row, the last line read
+    begins = last = 0  # the line before the row, the last line read
 
     def fed() -> Iterator[str]:
         nonlocal last
@@ -134,37 +134,17 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
             yield line + "\n"
 
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
-    reader = csv.reader(fed(), delimiter=dialect.delimiter, strict=True)
-    while True:
-        begins = last
-        try:
-            fields = next(reader, None)
-        except csv.Error as problem:
-            raise _damaged(name, begins + 1, last, problem) from problem
-        if fields is None:
-            return
-        if fields:
-            yield begins + 1, fields
-
-
-def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
-    """The error for a row that begins in one line and cannot be parsed in another."""
-    if "new-line character" in str(problem):
-        return DataError(
-            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
-            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
-        )
-    until = f", detected in line {shows}" if shows > begins else ""
-    if "field limit" in str(problem):
-        return DataError(
-            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
-            hint="close the quotation mark that opens there, or use JSON lines",
-        )
-    return DataError(
-        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
-        "but at its start; or use JSON lines",
-    )
+    try:
+        for fields in csv.reader(fed(), delimiter=dialect.delimiter, strict=True):
+            if fields:
+                yield begins + 1, fields
+            begins = last
+    except csv.Error as problem:
+        until = f", detected in line {last}" if last > begins + 1 else ""
+        raise DataError(
+            f"{name}:{begins + 1}: unbalanced quotation marks or a carriage return in the row that begins here{until}: {problem}",
+            hint='double them inside a quoted field: "he said ""yes"""; quote a field with a carriage return; or use JSON lines',
+        ) from problem
 
 
 def _unquoted(field: str) -> str:
@@ -177,7 +157,7 @@ def _unquoted(field: str) -> str:
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 """Suffixes of compression, which do not tell the format of the content."""
-_LONGEST_LINE = 1 << 28
+_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
 Lines = Iterator[tuple[int, str]]
 """The lines of a file and their numbers, from 1, without line ends."""
 
@@ -223,7 +203,7 @@ def _whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -
         if len(rest) > limit:
             raise DataError(
                 f"{name}: a line of more than {limit:,} characters",
-                hint="is it text? A table whose name does not end in .csv or .tsv is read as plain text if it ends in .txt",
+                hint="is it text? An array of JSON objects is read from a file that ends in .json",
             )
     if rest:
         yield rest
@@ -268,7 +248,23 @@ def whole_text(path: Path) -> str:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        return "".join(open_text(file, str(path))).removeprefix("\ufeff")
+        return joined(open_text(file, str(path)), str(path)).removeprefix("\ufeff")
+
+
+def joined(pieces: Iterable[str], name: str) -> str:
+    """The whole text of a file, if it fits into memory.
+
+    Raises:
+        DataError: it is longer than 1 GiB.
+    """
+    parts: list[str] = []
+    left = _LONGEST_FILE
+    for piece in pieces:
+        parts.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
+    return "".join(parts)
 
 
 def json_file(path: Path) -> Any:
@@ -298,32 +294,27 @@ def parsed_json(text: str, where: str) -> Any:
 
 def clean_text(text: str) -> str:
     """The text with lone surrogates (valid in JSON, but not in UTF-8) replaced by U+FFFD, one for one."""
-    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 MALFORMED = "malformed row, left out"
 """Kind of the problem of a row that does not fit its table."""
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
-BY_SUFFIX: dict[str, TableFormat] = {
+_BY_SUFFIX: dict[str, TableFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".parquet": "parquet",
 }
 _NOT_TEXT = (
     "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
 )
 _NOT_TAGGED = "use the suffix .conll for a file with one word per line, or --set files.format=conll"
-# A text may begin with a brace or a bracket, too.
-_JSON_OBJECT = re.compile(r"\s*\{\s*(?:\"|\}\s*$|$)")
-_JSON_ARRAY = re.compile(r"\s*\[\s*(?:\{|\]\s*$|$)")
-_BETWEEN = re.compile(r"[\s,]*")
-_SAMPLE_ROWS = 100
+_BATCH_ROWS = 200
 
 
 class Row(NamedTuple):
@@ -352,9 +343,9 @@ class Table:
     columns: tuple[str, ...]
     rows: Iterator[Row]
 
-    def sample(self) -> list[Row]:
-        """The first hundred rows, which are not read by this. Their keys become columns."""
-        sample = list(itertools.islice(self.rows, _SAMPLE_ROWS))
+    def sample(self, size: int = 100) -> list[Row]:
+        """The first rows, which stay to be read. Their keys become columns."""
+        sample = list(itertools.islice(self.rows, size))
         self.rows = itertools.chain(sample, self.rows)
         self.columns = tuple(dict.fromkeys(itertools.chain(self.columns, *(row.values for row in sample))))
         return sample
@@ -408,17 +399,13 @@ def open_table(
     if not begin:
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
     (number, first), lines = begin[0], itertools.chain(begin, lines)
-    excel = excel_delimiter(first) is not None
-    kind = cast(TableFormat, format) or ("csv" if excel else _format(path, first))
+    kind = format or table_format(name, first)
     if kind == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
-    if kind == "jsonl" and first.strip() == "{":
-        raise one_object(name)
     if kind == "jsonl":
         return json_table(lines, name, None)
     if kind == "json":
-        # Many lines at a time, as a value that is not whole is parsed again.
-        return array_table(iter(lambda: "\n".join(line for _, line in itertools.islice(lines, 10_000)), ""), name, None)
+        return array_table((f"{line}\n" for _, line in lines), name, None)
     if kind == "text":
         # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
         above = ((line, "") for line in range(1, number))
@@ -428,12 +415,15 @@ def open_table(
     return delimited_table(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
 
 
-def _format(path: Path, line: str) -> TableFormat:
-    if _JSON_OBJECT.match(line):
+def table_format(name: str, begin: str) -> TableFormat:
+    """The format of a file, by its name and its beginning, at least a line. A text may begin with a brace or a bracket, too."""
+    suffix = suffix_of(name)
+    if re.match(r'\s*\{\s*("|\}\s*$|$)', begin, re.MULTILINE):
         return "jsonl"
-    if _JSON_ARRAY.match(line) and suffix_of(path) in (".json", ""):
+    if suffix in ("", ".jsonl") and re.match(r"\s*\[\s*(\{|\]\s*$|$)", begin, re.MULTILINE):
         return "json"
-    return BY_SUFFIX.get(suffix_of(path), "text")
+    has_excel_line = excel_delimiter(begin.lstrip("\r\n").partition("\n")[0]) is not None
+    return "csv" if has_excel_line else _BY_SUFFIX.get(suffix, "text")
 
 
 def delimited_table(
@@ -448,35 +438,26 @@ def delimited_table(
     """
     records = split_rows(lines, name, dialect)
     number, first = next(records, (0, list[str]()))
-    columns = column_names(first, f"{name}:{number}") if header is not None or is_header(first) else ()
-    if header is None and not columns:
-        records = itertools.chain([(number, first)] if first else [], records)
-        columns = column_names([""] * len(first), name)
-    elif header and len(first) == len(header) and not set(first) & set(header):
+    if header is None:
+        header = [] if is_header(first) else [f"column {place}" for place in range(1, len(first) + 1)]
+    if header and len(first) == len(header) and not set(first) & set(header):
         records = itertools.chain([(number, first)], records)
-        columns = tuple(header)
+        first = list(header)
+    columns = column_names(first, f"{name}:{number}")
 
     def rows() -> Iterator[Row]:
         for number, fields in records:
             if len(fields) == len(columns):
                 yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)), number)
             elif problems is None:
-                raise _other_width(f"{name}:{number}", fields, columns, dialect)
+                raise DataError(
+                    f"{name}:{number}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})",
+                    hint=f"fields are separated by {dialect.delimiter!r}; quote texts that contain it",
+                )
             else:
                 problems.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
 
     return Table(name, "tsv" if dialect.tabbed else "csv", columns, rows())
-
-
-def _other_width(where: str, fields: list[str], columns: tuple[str, ...], dialect: Dialect) -> DataError:
-    mark = delimiter_of(fields[0])
-    if mark is not None and len(fields) == 1 and fields[0].count(mark) == len(columns) - 1:
-        hint = f"this row is separated by '{mark}', but the header by {dialect.delimiter!r}: use one delimiter in all rows"
-    elif dialect.tabbed:
-        hint = "for texts with tabs or line breaks use CSV or JSON lines"
-    else:
-        hint = f"quote texts that contain '{dialect.delimiter}': \"like{dialect.delimiter} this\""
-    return DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
 
 
 def one_object(name: str) -> NotTextError:
@@ -495,60 +476,41 @@ def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
         problems: counts lines that are no objects, which are left out; None: they are errors.
     """
 
-    def values() -> Iterator[tuple[str, Any, int]]:
+    def values() -> Iterator[tuple[int, Any]]:
         for number, line in lines:
             if line.strip():
                 try:
-                    yield f"{name}:{number}", parsed_json(line, f"{name}:{number}"), number
+                    yield number, parsed_json(line, f"{name}:{number}")
                 except DataError:
+                    if number == 1 and line.strip() == "{":
+                        raise one_object(name) from None
                     if problems is None:
                         raise
                     problems.add("line skipped, as it is not JSON", f"{name}:{number}")
 
-    return _object_table(name, "jsonl", values(), problems)
+    return _objects(name, "jsonl", values(), problems)
 
 
-def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None, limit: int = _LONGEST_LINE) -> Table:
-    """The objects of a JSON array, parsed one by one.
+def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Table:
+    """The objects of a JSON array, which is read as a whole.
 
     Args:
-        pieces: the text.
+        pieces: its text.
         problems: counts values that are no objects, which are left out; None: they are errors.
-        limit: number of characters that a value may have.
+
+    Raises:
+        DataError: it is not a JSON array, or is too large.
     """
-
-    def values() -> Iterator[tuple[str, Any, int]]:
-        parse, text, number = json.JSONDecoder().raw_decode, "", 0
-        for piece in pieces:
-            text, place = text + piece, 0
-            if number == 0 and text.lstrip("\ufeff \t\r\n").startswith("["):
-                place = text.index("[") + 1
-            while number > 0 or place > 0:
-                place = _BETWEEN.match(text, place).end()  # type: ignore[union-attr]
-                if text.startswith("]", place):
-                    return
-                try:
-                    value, end = parse(text, place)
-                except (ValueError, RecursionError):
-                    break  # the value goes on in the next piece
-                if end == len(text):
-                    break  # as a number may do
-                number, place = number + 1, end
-                yield f"{name}: record {number}", value, number
-            text = text[place:] if number else text
-            if len(text) > limit:
-                break
-        raise DataError(
-            f"{name}: not a JSON array of objects: record {number + 1} is damaged, cut short or too long",
-            hint="python -m json.tool FILE shows what is wrong; or use JSON lines (one object per line)",
-        )
-
-    return _object_table(name, "json", values(), problems)
+    values = parsed_json(joined(pieces, name), name)
+    if not isinstance(values, list):
+        raise DataError(f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines")
+    return _objects(name, "json", enumerate(values, start=1), problems)
 
 
-def _object_table(name: str, format: TableFormat, values: Iterator[tuple[str, Any, int]], problems: ProblemLog | None) -> Table:
+def _objects(name: str, format: TableFormat, values: Iterable[tuple[int, Any]], problems: ProblemLog | None) -> Table:
     def rows() -> Iterator[Row]:
-        for where, value, number in values:
+        for number, value in values:
+            where = f"{name}:{number}" if format == "jsonl" else f"{name}: record {number}"
             if isinstance(value, dict):
                 yield Row(where, value, number)
             elif problems is None:
@@ -556,32 +518,21 @@ def _object_table(name: str, format: TableFormat, values: Iterator[tuple[str, An
             else:
                 problems.add("record skipped, as it is not a JSON object", where)
 
-    every = rows()
-    first = list(itertools.islice(every, 1))
-    if problems is None and not first:
+    table = Table(name, format, (), rows())
+    if not table.sample(1) and problems is None:
         raise DataError(f"{name} is empty", hint="expected JSON objects")
-    return Table(name, format, tuple(first[0].values) if first else (), itertools.chain(first, every))
+    return table
 
 
-_BATCH_BYTES = 1 << 25
-_ROWS, _PAGES = -1, -2  # layers of an expansion
-# Minimum memory of a row in Python: a file may claim to have a billion empty rows.
-_BYTES_PER_ROW = 64
-
-
-def arrow_table(
-    file: BinaryIO, name: str, columns: Sequence[str] = (), *, only_text: bool = False, expansion: Expansion | None = None
-) -> Table:
+def arrow_table(file: BinaryIO, name: str, *, only_text: bool = False) -> Table:
     """The rows of a Parquet file, or of an Arrow stream, which `datasets.save_to_disk` writes.
 
     Args:
-        columns: columns to read; empty: all.
         only_text: whether only columns of strings and of token ids are read.
-        expansion: limits how much data may come out of the file.
 
     Raises:
         ConfigError: the extra `parquet` is not installed.
-        DataError: the file is damaged, or decompresses to too much data.
+        DataError: the file is damaged.
     """
     try:
         import pyarrow as arrow
@@ -591,52 +542,30 @@ def arrow_table(
             f"{name} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
         ) from problem
 
-    def batches() -> Iterator[Any]:
-        if not is_parquet:
-            yield from (batch.select(columns) for batch in arrow.ipc.open_stream(file))
-            return
-        # In a dictionary array, text that is repeated in many rows is stored once.
-        source = parquet.ParquetFile(file, read_dictionary=columns if only_text else None)
-        for group in range(source.num_row_groups):
-            found = source.metadata.row_group(group)
-            size = max(1, found.total_byte_size)
-            if expansion is not None:
-                expansion.count_made(size, _PAGES)
-            yield from source.iter_batches(max(1, min(1000, _BATCH_BYTES * found.num_rows // size)), [group], columns)
+    @contextmanager
+    def undamaged() -> Iterator[None]:
+        try:
+            yield
+        except (arrow.ArrowException, OSError) as problem:
+            raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
 
-    def rows() -> Iterator[Row]:
-        number = 0
-        with _undamaged(name):
-            for batch in batches():
-                for values in zip(*batch.columns, strict=True):
-                    number += 1
-                    row = {column: value.as_py() for column, value in zip(columns, values, strict=True)}
-                    if expansion is not None:
-                        # Pages may be compressed a thousand times, or repeat one long text.
-                        text = sum(len(value) for value in row.values() if isinstance(value, str))
-                        expansion.count_made(_BYTES_PER_ROW + text, _ROWS)
-                    yield Row(f"{name}: row {number}", row, number)
-
-    with _undamaged(name):
+    with undamaged():
         is_parquet = file.read(4) == b"PAR1"
         file.seek(0)
-        schema = parquet.read_schema(file) if is_parquet else arrow.ipc.open_stream(file).schema
-        file.seek(0)
-    if only_text:
-        strings = (arrow.string(), arrow.large_string())
-        columns = [field.name for field in schema if field.type in strings or field.name == TOKEN_IDS]
-    columns = list(columns or schema.names)
+        source = parquet.ParquetFile(file) if is_parquet else arrow.ipc.open_stream(file)
+        schema = source.schema_arrow if is_parquet else source.schema
+    kinds = (arrow.string(), arrow.large_string())
+    columns = [field.name for field in schema if not only_text or field.type in kinds or field.name == TOKEN_IDS]
+
+    def rows() -> Iterator[Row]:
+        with undamaged():
+            batches = source.iter_batches(_BATCH_ROWS, columns=columns) if is_parquet else source
+            places = itertools.chain.from_iterable(zip(*batch.select(columns).columns, strict=True) for batch in batches)
+            for number, values in enumerate(places, start=1):
+                row = {column: value.as_py() for column, value in zip(columns, values, strict=True)}
+                yield Row(f"{name}: row {number}", row, number)
+
     return Table(name, "parquet", tuple(columns), rows())
-
-
-@contextmanager
-def _undamaged(name: str) -> Iterator[None]:
-    import pyarrow
-
-    try:
-        yield
-    except (pyarrow.ArrowException, OSError) as problem:
-        raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
 
 
 def value_of(row: Row, column: str) -> Any:

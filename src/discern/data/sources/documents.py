@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -37,8 +38,7 @@ class ProblemLog:
     """Collects problems that do not stop the work, in order of occurrence, in bounded memory."""
 
     def __init__(self) -> None:
-        self._counts: dict[str, int] = {}
-        self._examples: dict[str, list[str]] = {}
+        self._problems: dict[str, Problem] = {}
         self._notes: dict[str, str] = {}
 
     def add(self, kind: str, where: str, count: int = 1) -> None:
@@ -51,9 +51,9 @@ class ProblemLog:
 
     def merge(self, problem: Problem) -> None:
         """Count a kind of problem of another log, whose input follows."""
-        self._counts[problem.kind] = self._counts.get(problem.kind, 0) + problem.count
-        examples = self._examples.setdefault(problem.kind, [])
-        examples += problem.examples[: MAX_EXAMPLES - len(examples)]
+        before = self._problems.get(problem.kind, Problem(kind=problem.kind, count=0, examples=()))
+        examples = (*before.examples, *problem.examples)[:MAX_EXAMPLES]
+        self._problems[problem.kind] = Problem(kind=problem.kind, count=before.count + problem.count, examples=examples)
 
     def note(self, line: str, about: str | None = None) -> None:
         """Record a decision about the input. Of the notes about one thing (by default, of equal lines), the first is kept."""
@@ -66,9 +66,7 @@ class ProblemLog:
 
     def summary(self) -> tuple[Problem, ...]:
         """Every kind of problem, in order of first occurrence."""
-        return tuple(
-            Problem(kind=kind, count=count, examples=tuple(self._examples[kind])) for kind, count in self._counts.items()
-        )
+        return tuple(self._problems.values())
 
 
 @dataclass(frozen=True)
@@ -122,15 +120,6 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Cut:
-    """Where documents end, besides the end of a file."""
-
-    at_record: bool = False
-    at_blank: bool = False
-    at_line: bool = False
-
-
-@dataclass(frozen=True)
 class Lines:
     """Consecutive lines of text.
 
@@ -145,11 +134,15 @@ class Lines:
     ends_record: bool = False
 
 
-def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, problems: ProblemLog) -> Iterator[list[str]]:
+def documents(
+    batches: Iterable[Lines], options: CorpusOptions, name: str, problems: ProblemLog, *, are_records: bool
+) -> Iterator[list[str]]:
     """Documents of stripped, non-empty sentences. A sentence is a line and counts as at least `_SHORTEST` characters.
 
     Lines and documents beyond the limits are split and reported.
     """
+    rule, limits = options.documents, options.limits
+    cuts_at_blank = rule == "blank-line" or (rule == "auto" and not are_records)
     sentences: list[str] = []
     size, continued, full = 0, False, False
     for batch in batches:
@@ -169,13 +162,13 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
                 if full := size >= limits.document or len(sentences) >= limits.document // _SHORTEST:
                     yield sentences
                     sentences, size = [], 0
-            blank = not pieces and not continued and not goes_on
+            is_blank = not pieces and not continued and not goes_on
             continued = goes_on
-            if (cut.at_blank and blank) or (cut.at_line and not goes_on):
+            if (cuts_at_blank and is_blank) or (rule == "line" and not goes_on):
                 if sentences:
                     yield sentences
                 sentences, size, full = [], 0, False
-        if batch.ends_record and cut.at_record:
+        if batch.ends_record and rule != "file":
             if sentences:
                 yield sentences
             sentences, size, full = [], 0, False
@@ -185,13 +178,6 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
 
 def _split_line(line: str, limit: int) -> list[str]:
     """Stripped pieces of at most `limit` characters, cut at white space if possible."""
-    pieces = []
-    start = 0
-    while start < len(line):
-        stop = min(start + limit, len(line))
-        if stop < len(line):
-            space = max(line.rfind(" ", start, stop), line.rfind("\t", start, stop))
-            stop = space + 1 if space > start else stop
-        pieces.append(line[start:stop].strip())
-        start = stop
-    return [piece for piece in pieces if piece]
+    # The rest; otherwise up to the last space or tab; otherwise any characters.
+    pieces = re.findall(rf"(?s).{{1,{limit}}}\Z|.{{1,{limit - 1}}}[ \t]|.{{1,{limit}}}", line)
+    return [piece for raw in pieces if (piece := raw.strip())]

@@ -1,12 +1,15 @@
 """How a file is read: recognized by its content, whatever its name, and turned into documents.
 
-Another package can add formats of text: a `Format` under the entry point group `discern.sources`.
+Another package can add a format of text: a module, under the entry point group `discern.sources`, with two functions:
+`recognizes(name, text)`, which gets the beginning of a text, and `documents(pieces, context)`, which gets all of it in pieces.
 """
 
 from __future__ import annotations
 
 import html
+import http.client
 import io
+import logging
 import re
 import tarfile
 import tempfile
@@ -14,26 +17,30 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from email.message import Message
 from functools import cache
 from importlib.metadata import entry_points
-from itertools import chain
+from importlib.util import find_spec
+from itertools import chain, count
 from typing import Any
 
 import numpy as np
 
-from discern.data.sources.documents import CorpusOptions, Cut, Document, Lines, ProblemLog, TokenIds, documents
+from discern.data.sources.documents import CorpusOptions, Document, Lines, ProblemLog, TokenIds, documents
 from discern.data.sources.streams import (
     BLOCK_BYTES,
     HEAD_BYTES,
-    Expansion,
+    HTML,
+    DamagedFileError,
     NotTextError,
     Readable,
     blocks,
+    check_expansion,
     decompressed,
     detect_encoding,
     head_of,
-    is_html,
     naming,
+    opened,
     other_content,
     text_pieces,
 )
@@ -45,21 +52,21 @@ from discern.data.tables import (
     Dialect,
     Row,
     Table,
+    TableFormat,
     array_table,
     arrow_table,
     delimited_table,
     dialect_of,
-    excel_delimiter,
     fields_of,
     is_header,
+    joined,
     json_table,
-    one_object,
     split_lines,
     suffix_of,
+    table_format,
     text_column,
 )
 from discern.errors import ConfigError, DataError, DiscernError
-from discern.parsing import json_value
 from discern.storage.files import writing_temporary_files
 
 
@@ -73,7 +80,6 @@ class ReadContext:
             Such an input must be readable as text.
         options: how text becomes documents.
         problems: collects problems that do not stop the work.
-        expansion: limits how much data may come out of the file.
         depth: number of archives and compressions around the content.
     """
 
@@ -81,45 +87,22 @@ class ReadContext:
     explicit: bool
     options: CorpusOptions
     problems: ProblemLog
-    expansion: Expansion
     depth: int = 0
 
-    def cut_records(self, lines: Iterable[Lines]) -> Iterator[Document]:
-        """Documents of an input that consists of records."""
-        rule = self.options.documents
-        cut = Cut(at_record=rule != "file", at_blank=rule == "blank-line", at_line=rule == "line")
-        return documents(lines, cut, self.name, self.options.limits, self.problems)
-
-    def cut_text(self, lines: Iterable[Lines]) -> Iterator[Document]:
-        """Documents of running text."""
-        rule = self.options.documents
-        cut = Cut(at_blank=rule in ("auto", "blank-line"), at_line=rule == "line")
-        return documents(lines, cut, self.name, self.options.limits, self.problems)
+    def cut(self, lines: Iterable[Lines], *, are_records: bool) -> Iterator[Document]:
+        """Documents of running text, or of an input that consists of records."""
+        return documents(lines, self.options, self.name, self.problems, are_records=are_records)
 
     def read_member(self, file: Readable, name: str) -> Iterator[Document]:
         """Documents of a file in an archive, unless it is hidden or excluded."""
         if any(part[:1] == "." and part.strip(".") for part in name.split("/")) or self.options.excludes(name):
             return
         inner = replace(self, name=f"{self.name}!{name}", explicit=False, depth=self.depth + 1)
-        yield from read_stream(self.expansion.made(blocks(file), inner.depth), inner)
-
-
-@dataclass(frozen=True)
-class Format:
-    """A format of text.
-
-    Attributes:
-        recognizes: whether a file is of this format, by its name, which should decide only if the content cannot, and by the
-            beginning of its text.
-        documents: the documents of a file, from its text in pieces; usually made by `context.cut_records` or `cut_text`.
-    """
-
-    recognizes: Callable[[str, str], bool]
-    documents: Callable[[Iterator[str], ReadContext], Iterator[Document]]
+        yield from read_stream(opened(blocks(file)), inner)
 
 
 @cache
-def added_formats() -> tuple[Format, ...]:
+def added_formats() -> tuple[Any, ...]:
     """The formats of other packages."""
     return tuple(entry.load() for entry in entry_points(group="discern.sources"))
 
@@ -132,7 +115,7 @@ def read_stream(stream: io.BufferedReader, context: ReadContext) -> Iterator[Doc
         ConfigError: its records have no such field, or an optional package is missing.
     """
     with naming(context.name):
-        stream, depth = decompressed(stream, context.name, context.expansion, context.depth)
+        stream, depth = decompressed(stream, context.name, context.depth)
         context = replace(context, depth=depth)
         try:
             yield from _read_content(stream, context)
@@ -146,25 +129,38 @@ def read_stream(stream: io.BufferedReader, context: ReadContext) -> Iterator[Doc
 
 
 def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
-    head = head_of(stream)
-    for is_of_format, read in _BINARY:
-        if is_of_format(context.name, head):
-            yield from read(stream, context)
-            return
-    pieces = text_pieces(stream, context.name, context.options.encoding, context.problems)
+    name, head = context.name, head_of(stream)
+    # First tar, because an archive begins with a file's name, which may look like a magic number.
+    read = _tar if is_tar(head) else next((read for magic, read in _BY_MAGIC.items() if head.startswith(magic)), None)
+    if read is None and b"\0" in head and suffix_of(name) == ".bin":
+        read = _bin
+    if read is not None:
+        yield from read(stream, context)
+        return
+    pieces = text_pieces(stream, name, context.options.encoding, context.problems)
     text = next(pieces, "").removeprefix("\ufeff")
-    formats = (format.documents for format in (*added_formats(), *_MARKED) if format.recognizes(context.name, text))
-    if (read_text := next(formats, None)) is None:
-        if content := other_content(text):
-            raise NotTextError(context.name, *content)
-        read_text = _delimited if table_dialect(context.name, text) else _text
-    yield from read_text(chain([text], pieces), context)
+    pieces = chain([text], pieces)
+    kind, content, dialect = table_format(name, text), other_content(text, name), None
+    added = [format.documents for format in added_formats() if format.recognizes(name, text)]
+    is_text = kind in ("text", "csv", "tsv")
+    if added:
+        yield from added[0](pieces, context)
+    elif is_text and text.lstrip().startswith("<doc "):
+        yield from _wiki(pieces, context)
+    elif is_text and content is not None and content != HTML:
+        raise NotTextError(name, *content)
+    elif not is_text or (dialect := table_dialect(kind, text)):
+        yield from _table(pieces, context, kind, dialect)
+    elif content == HTML or len(_CLOSING_TAG.findall(text)) > max(2, len(text) // 200):
+        yield from _html(pieces, context)
+    else:
+        yield from _text(pieces, context)
 
 
 # Archives
 
 
-def is_tar(name: str, head: bytes) -> bool:
+def is_tar(head: bytes) -> bool:
     """Whether a stream begins with a tar header: the magic number, or a valid checksum in archives of older formats."""
     if len(head) < 512 or head[:1] == b"\x00":
         return False
@@ -223,8 +219,7 @@ def _zip(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
         if content := next((_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS), None):
             raise NotTextError(context.name, *content)
         for member in archive.infolist():
-            if member.flag_bits & 1:
-                raise DataError(f"{context.name} is encrypted", hint="unpack it with its password")
+            check_expansion(f"{context.name}!{member.filename}", member.file_size, member.compress_size)
             if not member.is_dir():
                 with archive.open(member) as content_of:
                     yield from context.read_member(content_of, member.filename)
@@ -240,7 +235,6 @@ def record_documents(table: Table, context: ReadContext) -> Iterator[Document]:
         ConfigError: there is no such field, or it is not clear which one holds the text.
     """
     field, problems = context.options.text_field(context.name), context.problems
-    tabular = table.format in ("csv", "tsv")
     sample = table.sample()
     if not sample:
         return
@@ -251,25 +245,21 @@ def record_documents(table: Table, context: ReadContext) -> Iterator[Document]:
             else:
                 problems.add(f"record skipped, as it has no list of integers in '{TOKEN_IDS}'", row.where)
         return
-    if field is not None:
-        column: str | None = table.require(field, "--text-field")
-    else:
-        column = text_column(table, required=context.explicit or not tabular)
+    column = table.require(field, "--text-field") if field else text_column(table, required=context.explicit)
     if column is None:
         problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", context.name)
         return
-    ignored = [name for name in table.columns if name != column]
-    if ignored and (tabular or column not in ("text", field)):
-        kind = "tables" if tabular else "records"
-        problems.note(f"{kind}: the text is read from the column '{column}'; ignored: {', '.join(ignored)}")
-    yield from context.cut_records(_texts(table, column, problems))
+    ignored = ", ".join(name for name in table.columns if name != column)
+    kind = "tables" if table.format in ("csv", "tsv") else "records"
+    if ignored and (kind == "tables" or column not in ("text", field)):
+        problems.note(f"{kind}: the text is read from the column '{column}'; ignored: {ignored}")
+    yield from context.cut(_texts(table, column, problems), are_records=True)
 
 
 def _ids_of(row: Row) -> TokenIds | None:
     value = row.values.get(TOKEN_IDS)
-    if not isinstance(value, list) or not value or not all(type(number) is int for number in value):
-        return None
-    return np.array(value, dtype=np.int64)
+    is_list = isinstance(value, list) and bool(value) and all(type(number) is int for number in value)
+    return np.array(value, dtype=np.int64) if is_list else None
 
 
 def _texts(table: Table, column: str, problems: ProblemLog) -> Iterator[Lines]:
@@ -278,104 +268,49 @@ def _texts(table: Table, column: str, problems: ProblemLog) -> Iterator[Lines]:
         if not isinstance(text, str) or not text.strip():
             problems.add(f"record skipped, as it has no text in '{column}'", row.where)
             continue
-        if not text.isascii():
-            clean = text.encode("utf-8", errors="replace").decode("utf-8")
-            if clean != text:  # half of a surrogate pair, which is valid in JSON but not in UTF-8
-                problems.add("half of a surrogate pair, replaced", row.where)
-                text = clean
-        yield Lines(text.split("\n"), ends_record=True)
+        # Half of a surrogate pair is valid in JSON, but not in UTF-8.
+        clean = text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+        if clean != text:
+            problems.add("half of a surrogate pair, replaced", row.where)
+        yield Lines(clean.split("\n"), ends_record=True)
 
 
 def _arrow(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The rows of a Parquet or Arrow file."""
     with _seekable(stream) as file:
-        columns = []
-        if field := context.options.text_field(context.name):
-            columns = [arrow_table(file, context.name).require(field, "--text-field")]
-            file.seek(0)
-        table = arrow_table(file, context.name, columns, only_text=not columns, expansion=context.expansion)
-        yield from record_documents(table, context)
+        yield from record_documents(arrow_table(file, context.name, only_text=True), context)
 
 
-_LONG_HEAD = HEAD_BYTES // 4  # characters at the beginning of a text that may go on
+_OTHER_NAMES = "id idx index language lang date author url source split tags".split()
 
 
-def is_json_lines(text: str) -> bool:
-    """Whether the first line of text is a JSON object. If it is longer than the head, its beginning decides."""
-    line, newline, _ = text.lstrip("\ufeff \t\r\n").partition("\n")
-    if not line.startswith("{"):
-        return False
-    if not newline and len(line) >= _LONG_HEAD:
-        return line[1:].lstrip().startswith('"')
-    try:
-        return isinstance(json_value(line), dict)
-    except ValueError:
-        return False
+def table_dialect(kind: TableFormat, head: str) -> Dialect | None:
+    """The delimiter of a table; None if a file is no table.
 
-
-def _is_json(name: str, text: str) -> bool:
-    named = suffix_of(name) in (".json", ".jsonl", ".ndjson") and bool(text.strip())
-    return named or is_json_lines(text) or re.match(r'\s*(\[\s*)?\{\s*"[^"\n]*"\s*:', text) is not None
-
-
-def _json(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
-    """The objects of JSON lines or of an array."""
-    name, problems, limit = context.name, context.problems, context.options.limits.record
-    text = next(pieces)
-    pieces = chain([text], pieces)
-    # The first line of a file that was cut into parts may be the end of a record.
-    if is_json_lines(text) or (suffix_of(name) and is_json_lines(text.partition("\n")[2])):
-        table = json_table(split_lines(pieces, name, limit), name, problems)
-        is_whole = suffix_of(name) == ".json" and len(table.sample()) == 1
-        if is_whole and context.options.text_field(name) is None and "text" not in table.columns:
-            raise one_object(name)
-    elif text.lstrip().startswith("["):
-        table = array_table(pieces, name, problems, limit)
-    elif text.lstrip().startswith("{"):
-        raise one_object(name)
-    else:
-        raise NotTextError(name, "it is named JSON, but begins with neither an object nor an array", "give it another name")
-    yield from record_documents(table, context)
-
-
-_OTHER_NAMES = (*LABEL_NAMES, *"id idx index language lang date author url source split tags".split())
-
-
-def table_dialect(name: str, head: str) -> Dialect | None:
-    """The format of a CSV or TSV file; None if it is no table.
-
-    A file is a table if its name ends in .csv, .tsv or .tab, or if its first lines have the same number of fields and the
-    first one looks like a header.
+    A file is a table if its name says so, or if its first lines have the same number of fields and the first one names columns.
     """
-    lines = head.split("\n")
-    if len(head) >= _LONG_HEAD:
-        lines = lines[:-1] or lines
-    lines = [line.rstrip("\r") for line in lines if line.strip()]
-    if not lines:
-        return None
-    marks = {".csv": DELIMITERS, ".tsv": "\t", ".tab": "\t"}.get(suffix_of(name))
-    if marks is not None or excel_delimiter(lines[0]) is not None:
-        return dialect_of(lines, marks or DELIMITERS)
-    for mark in "\t,;|":
-        header = fields_of(lines[0], mark)
-        widths = {len(fields_of(line, mark)) for line in lines}
-        named = {field.strip().lower() for field in header} & {*TEXT_NAMES, *_OTHER_NAMES}
-        if len(widths) == 1 and widths != {1} and len(lines) > 2 and named and is_header(header):
+    lines = [line for line in head.split("\n")[: -1 if len(head) > HEAD_BYTES // 4 else None] if line.strip()]
+    if lines and kind != "text":
+        return dialect_of(lines, "\t" if kind == "tsv" else DELIMITERS)
+    for mark in "\t,;|" if len(lines) > 2 else "":
+        rows = [fields_of(line, mark) for line in lines]
+        named = {field.strip().lower() for field in rows[0]} & {*TEXT_NAMES, *LABEL_NAMES, *_OTHER_NAMES}
+        if len(rows[0]) > 1 and len({*map(len, rows)}) == 1 and named and is_header(rows[0]):
             return Dialect(mark, mark == "\t")
     return None
 
 
-def _delimited(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
-    """The rows of a CSV or TSV file. Labels and headers are never read as text."""
+def _table(pieces: Iterator[str], context: ReadContext, kind: TableFormat, dialect: Dialect | None) -> Iterator[Document]:
+    """The rows of a table. Labels and headers are never read as text."""
     name, problems = context.name, context.problems
-    head = next(pieces)
-    dialect = table_dialect(name, head)
-    assert dialect is not None
-    lines = split_lines(chain([head], pieces), name, context.options.limits.record)
-    table = delimited_table(lines, name, dialect, None, problems)
-    if len(table.columns) == 1 and table.columns != ("column 1",):
-        # A short first line of text looks like a name, so the user must be able to notice.
-        problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
+    lines = split_lines(pieces, name, context.options.limits.record)
+    if dialect is not None:
+        table = delimited_table(lines, name, dialect, None, problems)
+        if len(table.columns) == 1 and table.columns != ("column 1",):
+            # A short first line of text looks like a name, so the user must be able to notice.
+            problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
+    else:
+        table = array_table(pieces, name, problems) if kind == "json" else json_table(lines, name, problems)
     return record_documents(table, context)
 
 
@@ -383,17 +318,14 @@ def hub_documents(context: ReadContext) -> Iterator[Document]:
     """The rows of a data set `hf:NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
 
     Raises:
-        ConfigError: there is no name, the extra `hf` is not installed, or the rows have no such field.
+        ConfigError: the extra `hf` is not installed, or the rows have no such field.
         DataError: the data set cannot be loaded.
     """
-    form = "the form is hf:NAME[:CONFIGURATION[:SPLIT]]"
-    path, configuration, split, *_ = (*context.name.split(":", 3)[1:], "", "")
-    if not path:
-        raise ConfigError(f"{context.name} names no data set", hint=form)
     try:
         import datasets
     except ImportError as problem:
         raise ConfigError(f"{context.name} needs the package datasets", hint="pip install 'discern-nlp[hf]'") from problem
+    path, configuration, split = (*context.name.split(":")[1:], "", "")[:3]
     try:
         rows = datasets.load_dataset(path, configuration or None, split=split or "train", streaming=True)
         numbered = (Row(f"{context.name}: row {number}", row, number) for number, row in enumerate(rows, start=1))
@@ -401,13 +333,11 @@ def hub_documents(context: ReadContext) -> Iterator[Document]:
     except DiscernError:
         raise
     except Exception as problem:  # the library passes on any error of its many back ends
-        raise DataError(f"{context.name} cannot be read: {problem}", hint=form) from problem
+        hint = "the form is hf:NAME[:CONFIGURATION[:SPLIT]]"
+        raise DataError(f"{context.name} cannot be read: {problem}", hint=hint) from problem
 
 
 # Pages
-
-_TEXT_TYPES = ("conversion", "resource")
-_LONGEST_HEADER = 1 << 16
 
 
 def _warc(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
@@ -415,126 +345,87 @@ def _warc(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]
 
     Reference: ISO 28500:2017, the WARC format 1.1.
     """
-    return context.cut_records(_warc_pages(stream, context))
+    return context.cut(_warc_pages(stream, context), are_records=True)
 
 
 def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lines]:
-    number = 0
-    while fields := _warc_header(stream, context.name):
-        number += 1
+    for number in count(1):
         where = f"{context.name}: record {number:,}"
-        length = fields.get("content-length", "")
-        if not length.isdecimal():
-            raise DataError(f"{where} has no Content-Length", hint="fetch the file again, or leave it out of the input")
-        size = int(length)
-        content = stream.read(size if size <= context.options.limits.record else 0)
-        left = size - len(content)
-        while left > 0 and (skipped := stream.read(min(left, BLOCK_BYTES))):
-            left -= len(skipped)
+        while (line := stream.readline(HEAD_BYTES)) in (b"\r\n", b"\n"):
+            pass
+        if not line:
+            return
+        fields = http.client.parse_headers(stream) if line.startswith(b"WARC/") else Message()
+        left, kind = int(fields.get("Content-Length", -1)), fields.get("WARC-Type")
+        if left < 0:
+            raise DamagedFileError(f"expected a WARC record with its Content-Length, found {line[:40]!r}")
+        parts, is_short = [], left <= context.options.limits.record
+        while left and (block := stream.read(min(left, BLOCK_BYTES))):
+            left -= len(block)
+            parts += [block] if is_short else []
         if left:
-            raise DataError(f"{where} is cut short", hint="fetch the file again, or leave it out of the input")
-        kind, media = fields.get("warc-type", ""), fields.get("content-type", "").partition(";")[0].strip().lower()
-        is_text = kind in _TEXT_TYPES and media == "text/plain"
-        text = ""
-        if len(content) < size:
-            context.problems.add("record skipped, as it is too long", where)
-        elif is_text:
+            raise DamagedFileError(f"record {number} is cut short")
+        content, text = b"".join(parts), ""
+        if kind in ("conversion", "resource") and fields["Content-Type"].startswith("text/plain") and is_short:
             text = content.decode("utf-8", errors="replace")
             if (replaced := text.count("\ufffd") - content.count("\ufffd".encode())) > 0:
                 context.problems.add("invalid UTF-8, replaced", where, replaced)
-        elif kind in (*_TEXT_TYPES, "response"):
+        elif kind in ("conversion", "resource", "response"):
             header, _, page = content.partition(b"\r\n\r\n")
-            try:
-                if kind != "response" or not re.search(rb"(?i)\ncontent-type: *(text/html|application/xhtml)", header):
-                    raise NotTextError(where, "it is not plain text", "")
-                text = page_text(page.decode(detect_encoding(page[:HEAD_BYTES]) or "utf-8", errors="replace"), where)
-            except NotTextError:
-                context.problems.add("record skipped, as it is not plain text; WET files have the text of pages", where)
-        if text:
-            yield Lines(text.split("\n"), ends_record=True)
+            if has_extractor() and re.search(rb"(?i)\ncontent-type: *(text/html|application/xhtml)", header):
+                text = page_text(page.decode(detect_encoding(page[:HEAD_BYTES]) or "utf-8", errors="replace"))
+            else:
+                context.problems.add("record skipped, as it is not plain text, or too long", where)
+        yield Lines(text.split("\n"), ends_record=True)
 
 
-def _warc_header(stream: io.BufferedReader, name: str) -> dict[str, str]:
-    """The fields of the next record, with names in lower case; empty at the end.
+def page_text(page: str) -> str:
+    """The main text of an HTML page, one paragraph per line; empty if there is none."""
+    import trafilatura
 
-    Raises:
-        DataError: no record begins here.
-    """
-    line = b"\n"
-    while line in (b"\r\n", b"\n"):
-        line = stream.readline(_LONGEST_HEADER)
-    if line and not line.startswith(b"WARC/"):
-        raise DataError(f"{name} is damaged: expected a WARC record, found {line[:40]!r}", hint="fetch it again, or leave it out")
-    fields: dict[str, str] = {}
-    size = 0
-    while line and (line := stream.readline(_LONGEST_HEADER)) not in (b"\r\n", b"\n", b""):
-        key, _, value = line.decode("utf-8", errors="replace").partition(":")
-        fields[key.strip().lower()] = value.strip()
-        size += len(line)
-        if size > _LONGEST_HEADER:
-            raise DataError(f"{name} is damaged: a WARC header of more than {_LONGEST_HEADER:,} bytes", hint="fetch it again")
-    return fields
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
 
-
-def page_text(page: str, name: str) -> str:
-    """The main text of an HTML page, one paragraph per line.
-
-    Raises:
-        NotTextError: the extra `web` is not installed.
-    """
-    try:
-        import trafilatura
-    except ImportError:
-        raise NotTextError(name, "it is HTML", "pip install 'discern-nlp[web]', with which prepare extracts its text") from None
     return trafilatura.extract(page) or ""
-
-
-def _is_html(name: str, text: str) -> bool:
-    return is_html(text) or (suffix_of(name) in (".html", ".htm", ".xhtml") and "<" in text)
 
 
 def _html(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
     """The main text of a page, which is a record."""
-    page, limit = "", context.options.limits.record
-    for piece in pieces:
-        page += piece
-        if len(page) > limit:
-            raise NotTextError(context.name, f"it is an HTML page of more than {limit:,} characters", "divide it")
-    text = page_text(page, context.name)
+    if not has_extractor():
+        raise NotTextError(context.name, *HTML)
+    text = page_text(joined(pieces, context.name))
     if not text:
         context.problems.add("page skipped, as it has no running text", context.name)
-    return context.cut_records([Lines(text.split("\n"), ends_record=True)])
+    return context.cut([Lines(text.split("\n"), ends_record=True)], are_records=True)
+
+
+def has_extractor() -> bool:
+    """Whether the text of HTML pages can be extracted: the extra `web` is installed."""
+    return find_spec("trafilatura") is not None
 
 
 # Token ids
 
-_STREAM_IDS = 1 << 20
-
 
 def _npy(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The token ids in an array: a stream, or a document in each row."""
-    read_header = np.lib.format.read_array_header_1_0
-    if np.lib.format.read_magic(stream) != (1, 0):
-        read_header = np.lib.format.read_array_header_2_0
-    shape, is_fortran, dtype = read_header(stream)
+    np.lib.format.read_magic(stream)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
     if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
-        raise NotTextError(
-            context.name,
-            f"it is an array of {dtype} and shape {shape}",
-            "expected integers: one dimension for a stream of token ids, or two, with a document in each row",
-        )
-    return _read_ids(stream, dtype, shape[1] if len(shape) == 2 else _STREAM_IDS, context.name)
+        reason = f"it is an array of {dtype} and shape {shape}"
+        hint = "expected integers: one dimension for a stream of token ids, or two, with a document in each row"
+        raise NotTextError(context.name, reason, hint)
+    return _ids(stream, context, dtype, *shape[1:])
 
 
-def _is_ids(name: str, head: bytes) -> bool:
-    """Whether a file holds token ids of two bytes, as nanoGPT writes them: with a NUL byte, and not a pickled object."""
-    return suffix_of(name) == ".bin" and b"\0" in head and not head.startswith((b"\x80", b"\x7fELF", b"MZ", b"GGUF"))
+def _bin(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """A stream of token ids of two bytes, as nanoGPT writes them."""
+    return _ids(stream, context, np.dtype("<u2"))
 
 
-def _read_ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int, name: str) -> Iterator[Document]:
+def _ids(stream: io.BufferedReader, context: ReadContext, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
     for block in blocks(stream, count * dtype.itemsize):
         if len(block) % dtype.itemsize:
-            raise DataError(f"{name} is cut short: its size is no multiple of {dtype.itemsize} bytes", hint="fetch it again")
+            raise DamagedFileError("it ends inside a token id")
         yield np.frombuffer(block, dtype).astype(np.int64)
 
 
@@ -569,12 +460,12 @@ def _text(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
     """Plain text, one sentence per line."""
     if context.options.documents == "record":
         raise DataError(f"{context.name} has no records: it is plain text", hint="use --documents blank-line, file or line")
-    return context.cut_text(text_lines(pieces))
+    return context.cut(text_lines(pieces), are_records=False)
 
 
 def _wiki(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
     """The articles that WikiExtractor took out of a dump of Wikipedia: records between `<doc ...>` and `</doc>`."""
-    return context.cut_records(_articles(text_lines(pieces)))
+    return context.cut(_articles(text_lines(pieces)), are_records=True)
 
 
 def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
@@ -591,19 +482,11 @@ def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
         yield Lines(lines, continues=batch.continues)
 
 
-_BINARY: tuple[tuple[Callable[[str, bytes], bool], Callable[[io.BufferedReader, ReadContext], Iterator[Document]]], ...] = (
-    # First, because an archive begins with a file's name, which may look like a magic number.
-    (is_tar, _tar),
-    (lambda name, head: head.startswith((b"PK\x03\x04", b"PK\x05\x06")), _zip),
-    (lambda name, head: head.startswith((b"WARC/1.", b"WARC/0.1")), _warc),
-    (lambda name, head: head.startswith(b"PAR1"), _arrow),
-    (lambda name, head: head.startswith(b"\xff\xff\xff\xff") and suffix_of(name) == ".arrow", _arrow),
-    (lambda name, head: head.startswith(b"\x93NUMPY"), _npy),
-    (_is_ids, lambda stream, context: _read_ids(stream, np.dtype("<u2"), _STREAM_IDS, context.name)),
-)
-# Before other formats of text: their content is more reliable than a name that ends in .csv.
-_MARKED = (
-    Format(_is_json, _json),
-    Format(lambda name, text: text.lstrip().startswith("<doc "), _wiki),
-    Format(_is_html, _html),
-)
+_CLOSING_TAG = re.compile("</(?:p|div|span|a|li|tr|td|h[1-6]|script|style)>", re.IGNORECASE)
+_BY_MAGIC: dict[bytes, Callable[[io.BufferedReader, ReadContext], Iterator[Document]]] = {
+    b"PK\x03\x04": _zip,
+    b"WARC/": _warc,
+    b"PAR1": _arrow,
+    b"\xff\xff\xff\xff": _arrow,
+    b"\x93NUMPY": _npy,
+}

@@ -11,10 +11,10 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
+from http.client import HTTPException
 from itertools import chain
 from pathlib import Path
 from typing import Any, Protocol
@@ -50,32 +50,31 @@ class NotTextError(DataError):
         self.reason = reason
 
 
+class DamagedFileError(Exception):
+    """A file is damaged or cut short. `naming` turns it into a DataError that names the file."""
+
+
 class _Pieces(io.RawIOBase):
     """Pieces of bytes as a file. A read returns less than asked for only at the end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = pieces
-        self._rest = memoryview(b"")
+        self._rest = bytearray()
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        filled = 0
-        while filled < len(buffer):
-            if not self._rest:
-                if (piece := next(self._pieces, None)) is None:
-                    break
-                self._rest = memoryview(piece)
-            part = self._rest[: len(buffer) - filled]
-            buffer[filled : filled + len(part)] = part
-            self._rest = self._rest[len(part) :]
-            filled += len(part)
-        return filled
+        while len(self._rest) < len(buffer) and (piece := next(self._pieces, None)) is not None:
+            self._rest += piece
+        part = self._rest[: len(buffer)]
+        del self._rest[: len(part)]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def opened(pieces: Iterator[bytes]) -> io.BufferedReader:
-    """Pieces of bytes as a file, whose first 64 KiB `head_of` shows."""
+    """Pieces of bytes as a file."""
     return io.BufferedReader(_Pieces(pieces), HEAD_BYTES)
 
 
@@ -95,59 +94,6 @@ LARGEST_RATIO = 250
 """Bytes per byte read that a file may expand to beyond that. Text compresses 3 to 10 times, logs and markup up to 100 times."""
 
 
-class Expansion:
-    """Compares the content of a file with its size as stored, in each layer of compression and archives.
-
-    Decompression must be limited: a few kilobytes can expand to terabytes of zeros or empty lines.
-
-    Args:
-        name: name of the file, for messages.
-    """
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-        self._read = 0
-        self._made: Counter[int] = Counter()
-
-    def stored(self, file: Readable, report: Callable[[int], None] = lambda size: None) -> io.BufferedReader:
-        """The file as stored. The bytes read are counted, and reported."""
-
-        def counted() -> Iterator[bytes]:
-            for block in blocks(file):
-                self._read += len(block)
-                report(len(block))
-                yield block
-
-        return opened(counted())
-
-    def made(self, pieces: Iterator[bytes], layer: int) -> io.BufferedReader:
-        """What comes out of a decompressor or an archive, counted."""
-
-        def counted() -> Iterator[bytes]:
-            for piece in pieces:
-                self.count_made(len(piece), layer)
-                yield piece
-
-        return opened(counted())
-
-    def count_made(self, count: int, layer: int) -> None:
-        """Count bytes of content.
-
-        Args:
-            layer: number of decompressors and archives that they came through.
-
-        Raises:
-            DataError: the content is larger than compressed text can be.
-        """
-        self._made[layer] += count
-        if self._made[layer] > FREE_BYTES + LARGEST_RATIO * self._read:
-            raise DataError(
-                f"{self._name} decompresses to too much data: {self._made[layer]:,} bytes came out of "
-                f"{self._read:,}, and the limit is {LARGEST_RATIO} times the bytes read and {FREE_BYTES >> 20} MiB",
-                hint="if it contains real text, decompress it first and pass the result",
-            )
-
-
 _COMPRESSIONS: dict[bytes, Callable[[], Any]] = {
     b"\x1f\x8b": partial(zlib.decompressobj, 31),
     b"\xfd7zXZ\x00": lzma.LZMADecompressor,
@@ -156,7 +102,7 @@ _COMPRESSIONS: dict[bytes, Callable[[], Any]] = {
 }
 
 
-def decompressed(stream: io.BufferedReader, name: str, expansion: Expansion, depth: int = 0) -> tuple[io.BufferedReader, int]:
+def decompressed(stream: io.BufferedReader, name: str, depth: int = 0) -> tuple[io.BufferedReader, int]:
     """The content of a stream that may be compressed, even more than once, and the depth of the content.
 
     Args:
@@ -165,72 +111,81 @@ def decompressed(stream: io.BufferedReader, name: str, expansion: Expansion, dep
     Raises:
         DataError: the depth exceeds `MAX_NESTING`.
     """
-    while start := next((start for magic, start in _COMPRESSIONS.items() if head_of(stream).startswith(magic)), None):
+    while depth <= MAX_NESTING:
+        head = head_of(stream)
+        start = next((start for magic, start in _COMPRESSIONS.items() if head.startswith(magic)), None)
+        if start is None:
+            return stream, depth
         depth += 1
-        stream = expansion.made(_decompress(stream, start), depth)
-        if depth > MAX_NESTING:
-            break
-    if depth > MAX_NESTING:
-        raise DataError(f"{name}: compressed or in archives more than {MAX_NESTING} times", hint="unpack the outer ones first")
-    return stream, depth
+        stream = opened(_decompress(stream, start, name))
+    raise DataError(f"{name}: archives nested more than {MAX_NESTING} deep", hint="unpack the outer ones first")
 
 
-def _decompress(stream: io.BufferedReader, start: Callable[[], Any]) -> Iterator[bytes]:
+def check_expansion(name: str, size: int, stored: int) -> None:
+    """Check that the content of a file is not larger than compressed text can be.
+
+    A few kilobytes can expand to terabytes of zeros or empty lines.
+
+    Raises:
+        DataError: it is.
+    """
+    if size > FREE_BYTES + LARGEST_RATIO * stored:
+        raise DataError(
+            f"{name} decompresses to too much data: {size:,} bytes came out of {stored:,}, and the limit is {LARGEST_RATIO} "
+            f"times the bytes read and {FREE_BYTES >> 20} MiB",
+            hint="if it contains real text, decompress it first and pass the result",
+        )
+
+
+def _decompress(stream: io.BufferedReader, start: Callable[[], Any], name: str) -> Iterator[bytes]:
     """What compressed streams that follow each other hold, possibly with zero bytes between them.
 
     Unlike the readers of the libraries, this detects damage at the beginning of a stream, which they take for the end of the
     file, and a last frame that is cut short.
     """
     current, rest = None, b""
+    stored = size = 0
     while data := rest or stream.read(_COMPRESSED_BYTES):
+        stored += len(data) if not rest else 0
         rest = b""
         if current is None:
             if not (data := data.lstrip(b"\0")):
                 continue
             current = start()
-        yield current.decompress(data)
+        piece = current.decompress(data)
+        size += len(piece)
+        check_expansion(name, size, stored)
+        yield piece
         if current.eof:
             rest, current = current.unused_data, None
     if current is not None:
-        raise EOFError("the file ends inside a compressed stream")
+        raise DamagedFileError("it ends inside a compressed stream")
 
 
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Turn errors of reading and decompressing into a DataError that names the file."""
-    damage = (EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, zipfile.BadZipFile)
+    damage = (DamagedFileError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, HTTPException)
     try:
         yield
-    except (OSError, *damage) as problem:
+    except (OSError, *damage, zipfile.BadZipFile, RuntimeError) as problem:  # zipfile: encrypted, or an unknown compression
+        path = Path(name)
+        said, hint = f"is damaged or cut short: {problem}", "fetch it again, or leave it out of the input"
         if isinstance(problem, OSError) and problem.errno is not None:  # otherwise it is from a decompressor
-            raise DataError(f"{name} cannot be read: {problem.strerror}", hint=_other_path(name, problem)) from problem
-        raise DataError(
-            f"{name} is damaged or cut short: {problem}", hint="fetch it again, or leave it out of the input"
-        ) from problem
-
-
-def _other_path(name: str, problem: OSError) -> str | None:
-    """A hint for a file that cannot be opened: the most similar name in its folder."""
-    if isinstance(problem, PermissionError):
-        return f"ls -l '{name}' shows who may read it"
-    if not isinstance(problem, FileNotFoundError):
-        return None
-    path = Path(name)
-    if not path.parent.is_dir():
-        return f"there is no folder {path.parent}; relative paths start at {Path.cwd()}"
-    with suppress(OSError):
-        if match := nearest(path.name, os.listdir(path.parent)):
-            return f"did you mean {path.parent / match}?"
-    return f"check the path; relative paths start at {Path.cwd()}"
+            said, hint = f"cannot be read: {problem.strerror}", f"check the path; relative paths start at {Path.cwd()}"
+            if not path.parent.is_dir():
+                hint = f"there is no folder {path.parent}; relative paths start at {Path.cwd()}"
+            elif isinstance(problem, FileNotFoundError) and (match := nearest(path.name, os.listdir(path.parent))):
+                hint = f"did you mean {path.parent / match}?"
+        raise DataError(f"{name} {said}", hint=hint) from problem
 
 
 _NUL = ("it contains NUL bytes", "if it is text, remove them: tr -d '\\0' < FILE > NEW; or --encoding utf-16-le")
-_CONTROLS = bytes(set(range(32)) - set(b"\t\n\r\f\v\b\x1b"))
+HTML = ("it is HTML", "extract its text: trafilatura < FILE > FILE.txt; prepare does it with 'discern-nlp[web]'")
 _BEGINS_HTML = (
     r"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|link|script|style)\b|"
     r"(div|span|p|a|h[1-6]|table|ul|ol|nav|header|main|article|section)\b.*</\1>)"
 )
-_CLOSING_TAG = re.compile("</(?:p|div|span|a|li|tr|td|h[1-6]|script|style)>", re.IGNORECASE)
 _CONTENTS = {
     "a zip archive or a spreadsheet": ("PK\x03\x04", "unpack it; save a spreadsheet as CSV"),
     "a Git LFS pointer instead of the file": (r"version https://git-lfs\.github\.com/spec/", "fetch the file: git lfs pull"),
@@ -241,7 +196,7 @@ _CONTENTS = {
         r"(?:%[^\n]*\n|\s)*\\(?:documentclass|documentstyle|begin\{document)",
         "extract its text: pandoc -f latex -t plain FILE -o FILE.txt",
     ),
-    "HTML": (_BEGINS_HTML, "extract its text: trafilatura < FILE > FILE.txt; prepare does it with 'discern-nlp[web]'"),
+    "HTML": (_BEGINS_HTML, HTML[1]),
     "XML": (
         r"(?:<!--(?:(?!-->).)*-->|\s)*<(?:\?xml\b|!doctype\b|mediawiki\b|[a-z][^<>]*\sxmlns\b)",
         "extract its text; for a dump of Wikipedia: python -m wikiextractor.WikiExtractor FILE",
@@ -255,19 +210,18 @@ _CONTENTS = {
 }
 
 
-def is_html(head: str) -> bool:
-    """Whether a file that begins with `head` is an HTML page, or consists of pieces of one."""
-    begins = re.match(_BEGINS_HTML, head.lstrip("\ufeff \t\r\n"), re.IGNORECASE | re.DOTALL)
-    return begins is not None or len(_CLOSING_TAG.findall(head)) > max(2, len(head) // 200)
+def other_content(head: str, name: str = "") -> tuple[str, str] | None:
+    """What a file is, if it is a document, markup or a program rather than text, and what to do.
 
-
-def other_content(head: str) -> tuple[str, str] | None:
-    """What a file that begins with `head` is, if it is a document, markup or a program rather than text, and what to do."""
+    Args:
+        head: its beginning.
+        name: its name, which decides for HTML.
+    """
     text = head.lstrip("\ufeff \t\r\n")
     for kind, (pattern, hint) in _CONTENTS.items():
         if re.match(pattern, text, re.IGNORECASE | re.DOTALL):
             return f"it is {kind}", hint
-    return None
+    return HTML if name.lower().endswith((".html", ".htm", ".xhtml")) and "<" in text else None
 
 
 _MARKS = {
@@ -284,8 +238,7 @@ def detect_encoding(head: bytes) -> str | None:
     """The likely encoding of text that begins with `head`; None if it is no text, or in no encoding that can be told."""
     if mark := next((encoding for mark, encoding in _MARKS.items() if head.startswith(mark)), None):
         return mark
-    controls = len(head) - len(head.translate(None, _CONTROLS))
-    if b"\0" in head or controls > 0.1 * len(head) + 3:
+    if b"\0" in head:
         return None
     text = head.decode("utf-8", errors="replace")
     invalid = text.count("\ufffd") - head.count("\ufffd".encode())
@@ -323,8 +276,7 @@ def text_pieces(
         encoding = "utf-8"
     elif encoding is None:
         head = head_of(stream)
-        encoding = detect_encoding(head)
-        if encoding is None:
+        if (encoding := detect_encoding(head)) is None:
             reason = _NUL if b"\0" in head else ("it is not UTF-8", "if it is text, name its encoding: --encoding NAME")
             raise NotTextError(name, *(other_content(head.decode(errors="replace")) or reason))
         if encoding != "utf-8":
@@ -333,40 +285,31 @@ def text_pieces(
         decoder = codecs.getincrementaldecoder(encoding)()
     except LookupError:
         raise ConfigError(f"unknown encoding '{encoding}'", hint="--encoding takes a name such as windows-1252") from None
-    # The first piece is the head, from which the format is recognized.
-    ends, position, lines = b"", 0, 1
-    for block in chain([stream.read(HEAD_BYTES)], blocks(stream), [ends]):
+    lines = 1
+    # The first piece is the head, from which the format is recognized; the last one is empty.
+    for block in chain([stream.read(HEAD_BYTES)], blocks(stream), [b""]):
         try:
-            text = decoder.decode(block, block is ends)
+            text = decoder.decode(block, not block)
         except UnicodeDecodeError as problem:
+            data = problem.object
+            line = lines + data.count(b"\n", 0, problem.start)
+            where = f"{name}:{line}"
             if problems is None:
-                raise _not_utf8(name, lines, problem) from problem
+                file, likely = Path(name).name, detect_encoding(data) or "ENCODING"
+                raise DataError(
+                    f"{where}: not UTF-8: byte 0x{data[problem.start]:02x}",
+                    hint=f"it may be {likely}; save it as UTF-8: iconv -f {likely} -t UTF-8 {file} > new-{file}",
+                ) from problem
             decoder.errors = "replace"
-            text = decoder.decode(block, block is ends)
+            text = decoder.decode(block, not block)
             decoder.errors = "strict"
-            place = position + problem.start - (len(problem.object) - len(block))
-            invalid = max(1, text.count("\ufffd") - problem.object.count("\ufffd".encode()))
-            problems.add(f"invalid {encoding.upper()}, replaced", f"{name}: byte {place:,}", invalid)
-            if (other := detect_encoding(problem.object)) not in (None, "utf-8"):
-                problems.note(f"bytes that are not {encoding.upper()} are replaced; the file may be {other}: --encoding {other}")
+            invalid = max(1, text.count("\ufffd") - data.count("\ufffd".encode()))
+            problems.add(f"invalid {encoding.upper()}, replaced", where, invalid)
         if "\0" in text:
             raise NotTextError(name, *_NUL)
-        position += len(block)
         lines += block.count(b"\n")
         if text:
             yield text
-
-
-def _not_utf8(name: str, line: int, problem: UnicodeDecodeError) -> DataError:
-    line += problem.object.count(b"\n", 0, problem.start)
-    encoding = detect_encoding(problem.object[:HEAD_BYTES])
-    may_be = f"it may be {encoding}, so " if encoding not in (None, "utf-8") else ""
-    of = encoding if may_be else "ENCODING"
-    file = Path(name).name
-    return DataError(
-        f"{name}:{line}: not UTF-8: byte 0x{problem.object[problem.start]:02x}",
-        hint=f"{may_be}save it as UTF-8: iconv -f {of} -t UTF-8 {file} > new-{file}",
-    )
 
 
 def open_text(file: Readable, name: str) -> Iterator[str]:
@@ -375,8 +318,7 @@ def open_text(file: Readable, name: str) -> Iterator[str]:
     Raises:
         DataError: it is damaged or not UTF-8, decompresses to too much data, or is markup or a program.
     """
-    expansion = Expansion(name)
-    stream, _ = decompressed(expansion.stored(file), name, expansion)
-    if content := other_content(head_of(stream).decode(errors="replace")):
+    stream, _ = decompressed(opened(blocks(file)), name)
+    if content := other_content(head_of(stream).decode(errors="replace"), name):
         raise NotTextError(name, *content)
     return text_pieces(stream, name)
