@@ -132,29 +132,35 @@ def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[D
     name, head = context.name, head_of(stream)
     # First tar, because an archive begins with a file's name, which may look like a magic number.
     read = _tar if is_tar(head) else next((read for magic, read in _BY_MAGIC.items() if head.startswith(magic)), None)
-    if read is None and b"\0" in head and suffix_of(name) == ".bin":
-        read = _bin
     if read is not None:
         yield from read(stream, context)
+        return
+    if b"\0" in head and suffix_of(name) == ".bin":  # token ids of two bytes, as nanoGPT writes them
+        yield from _ids(stream, np.dtype("<u2"))
         return
     pieces = text_pieces(stream, name, context.options.encoding, context.problems)
     text = next(pieces, "").removeprefix("\ufeff")
     pieces = chain([text], pieces)
-    kind, content, dialect = table_format(name, text), other_content(text, name), None
-    added = [format.documents for format in added_formats() if format.recognizes(name, text)]
-    is_text = kind in ("text", "csv", "tsv")
-    if added:
+    kind, content = table_format(name, text), other_content(text, name)
+    if added := [format.documents for format in added_formats() if format.recognizes(name, text)]:
         yield from added[0](pieces, context)
-    elif is_text and text.lstrip().startswith("<doc "):
-        yield from _wiki(pieces, context)
-    elif is_text and content is not None and content != HTML:
+    elif kind == "json":
+        yield from record_documents(array_table(pieces, name, context.problems), context)
+    elif kind == "jsonl":
+        lines = split_lines(pieces, name, context.options.limits.record)
+        yield from record_documents(json_table(lines, name, context.problems), context)
+    elif text.lstrip().startswith("<doc "):
+        yield from context.cut(_articles(text_lines(pieces)), are_records=True)
+    elif content is not None and content != HTML:
         raise NotTextError(name, *content)
-    elif not is_text or (dialect := table_dialect(kind, text)):
-        yield from _table(pieces, context, kind, dialect)
+    elif dialect := table_dialect(kind, text):
+        yield from _delimited(pieces, context, dialect)
     elif content == HTML or len(_CLOSING_TAG.findall(text)) > max(2, len(text) // 200):
         yield from _html(pieces, context)
+    elif context.options.documents == "record":
+        raise DataError(f"{name} has no records: it is plain text", hint="use --documents blank-line, file or line")
     else:
-        yield from _text(pieces, context)
+        yield from context.cut(text_lines(pieces), are_records=False)
 
 
 # Archives
@@ -290,7 +296,7 @@ def table_dialect(kind: TableFormat, head: str) -> Dialect | None:
     A file is a table if its name says so, or if its first lines have the same number of fields and the first one names columns.
     """
     lines = [line for line in head.split("\n")[: -1 if len(head) > HEAD_BYTES // 4 else None] if line.strip()]
-    if lines and kind != "text":
+    if lines and kind in ("csv", "tsv"):
         return dialect_of(lines, "\t" if kind == "tsv" else DELIMITERS)
     for mark in "\t,;|" if len(lines) > 2 else "":
         rows = [fields_of(line, mark) for line in lines]
@@ -300,17 +306,13 @@ def table_dialect(kind: TableFormat, head: str) -> Dialect | None:
     return None
 
 
-def _table(pieces: Iterator[str], context: ReadContext, kind: TableFormat, dialect: Dialect | None) -> Iterator[Document]:
-    """The rows of a table. Labels and headers are never read as text."""
-    name, problems = context.name, context.problems
-    lines = split_lines(pieces, name, context.options.limits.record)
-    if dialect is not None:
-        table = delimited_table(lines, name, dialect, None, problems)
-        if len(table.columns) == 1 and table.columns != ("column 1",):
-            # A short first line of text looks like a name, so the user must be able to notice.
-            problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
-    else:
-        table = array_table(pieces, name, problems) if kind == "json" else json_table(lines, name, problems)
+def _delimited(pieces: Iterator[str], context: ReadContext, dialect: Dialect) -> Iterator[Document]:
+    """The rows of a CSV or TSV file. Labels and headers are never read as text."""
+    lines = split_lines(pieces, context.name, context.options.limits.record)
+    table = delimited_table(lines, context.name, dialect, None, context.problems)
+    if len(table.columns) == 1 and table.columns != ("column 1",):
+        # A short first line of text looks like a name, so the user must be able to notice.
+        context.problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
     return record_documents(table, context)
 
 
@@ -340,15 +342,11 @@ def hub_documents(context: ReadContext) -> Iterator[Document]:
 # Pages
 
 
-def _warc(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lines]:
     """The text of the pages of a web archive, such as the WET files of Common Crawl; each page is a record.
 
     Reference: ISO 28500:2017, the WARC format 1.1.
     """
-    return context.cut(_warc_pages(stream, context), are_records=True)
-
-
-def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lines]:
     for number in count(1):
         where = f"{context.name}: record {number:,}"
         while (line := stream.readline(HEAD_BYTES)) in (b"\r\n", b"\n"):
@@ -414,15 +412,10 @@ def _npy(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
         reason = f"it is an array of {dtype} and shape {shape}"
         hint = "expected integers: one dimension for a stream of token ids, or two, with a document in each row"
         raise NotTextError(context.name, reason, hint)
-    return _ids(stream, context, dtype, *shape[1:])
+    return _ids(stream, dtype, *shape[1:])
 
 
-def _bin(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
-    """A stream of token ids of two bytes, as nanoGPT writes them."""
-    return _ids(stream, context, np.dtype("<u2"))
-
-
-def _ids(stream: io.BufferedReader, context: ReadContext, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
+def _ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
     for block in blocks(stream, count * dtype.itemsize):
         if len(block) % dtype.itemsize:
             raise DamagedFileError("it ends inside a token id")
@@ -456,20 +449,11 @@ def text_lines(pieces: Iterable[str]) -> Iterator[Lines]:
         yield Lines(rest.split("\n"))
 
 
-def _text(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
-    """Plain text, one sentence per line."""
-    if context.options.documents == "record":
-        raise DataError(f"{context.name} has no records: it is plain text", hint="use --documents blank-line, file or line")
-    return context.cut(text_lines(pieces), are_records=False)
-
-
-def _wiki(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
-    """The articles that WikiExtractor took out of a dump of Wikipedia: records between `<doc ...>` and `</doc>`."""
-    return context.cut(_articles(text_lines(pieces)), are_records=True)
-
-
 def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
-    """The `<doc ...>` records, HTML entities unescaped. Text outside of them is a record, too."""
+    """The `<doc ...>` records that WikiExtractor took out of a dump of Wikipedia, entities unescaped.
+
+    Text outside of them is a record, too.
+    """
     for batch in batches:
         lines: list[str] = []
         for line in batch.lines:
@@ -485,7 +469,7 @@ def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
 _CLOSING_TAG = re.compile("</(?:p|div|span|a|li|tr|td|h[1-6]|script|style)>", re.IGNORECASE)
 _BY_MAGIC: dict[bytes, Callable[[io.BufferedReader, ReadContext], Iterator[Document]]] = {
     b"PK\x03\x04": _zip,
-    b"WARC/": _warc,
+    b"WARC/": lambda stream, context: context.cut(_warc_pages(stream, context), are_records=True),
     b"PAR1": _arrow,
     b"\xff\xff\xff\xff": _arrow,
     b"\x93NUMPY": _npy,

@@ -240,7 +240,7 @@ def detect_encoding(head: bytes) -> str | None:
         return mark
     if b"\0" in head:
         return None
-    text = head.decode("utf-8", errors="replace")
+    text = head.replace(b"\xff", b"").decode("utf-8", errors="replace")  # seldom a letter: a stray byte
     invalid = text.count("\ufffd") - head.count("\ufffd".encode())
     valid = len(re.findall(r"[^\x00-\x7f\ufffd]", text))
     if invalid <= max(valid, len(head) // 1000):  # stray bytes
