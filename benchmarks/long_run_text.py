@@ -24,8 +24,7 @@ from judge_data import SENTENCE_END
 
 from discern.data.dataset.shards import TokenData
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 DOCUMENTS_PER_FILE = 500
 LOWERCASED_DOCUMENTS = 5  # one in so many

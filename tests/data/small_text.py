@@ -8,8 +8,7 @@ import tarfile
 from pathlib import Path
 
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions, Document
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
 
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = [

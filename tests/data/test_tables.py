@@ -82,11 +82,10 @@ def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.Monke
     ("content", "message"),
     [
         ('review,stars\n"never closed,1\nnext,2\n', r"a\.csv:2: unbalanced quotation marks .* detected in line 3"),
-        ('review,stars\nfine,1\n"open,1\nthen "closed" late,2\n', r"a\.csv:3: unbalanced quotation marks"),
-        ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: the line contains a carriage return"),
-        ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: the line contains a carriage return"),
-        ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: a field of more than 10,000,000 .* detected in line 1[12]"),
-        ("review,stars\na;1\n", r"a\.csv:2: 1 fields, but .*\n.*this row is separated by ';', but the header by ','"),
+        ("review,stars\nfine,1\na \rfilm,1\n", r"a\.csv:3: .* a carriage return in the row that begins here"),
+        ("review,stars\rfine,1\rpoor,2\r", r"a\.csv:1: .* a carriage return in the row that begins here"),
+        ('review,stars\n"' + 11 * ("x" * 999_999 + "\n"), r"a\.csv:2: unbalanced .* detected in line 1[12]"),
+        ("review,stars\na;1\n", r"a\.csv:2: 1 fields, but .*\n.*fields are separated by ','"),
         ("review,stars\na,b,1\n", r"a\.csv:2: 3 fields, but the header has 2 \(review, stars\)"),
         ("review,stars\n,1\n", r"a\.csv:2: 'review' is empty"),
         ("review,stars\n  ,1\n", r"a\.csv:2: 'review' is empty"),
@@ -110,10 +109,10 @@ def test_a_text_may_be_long(tmp_path: Path) -> None:
 
 def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_bytes("review,stars\nfine,1\ncafé,2\n".encode("cp1252"))
-    with pytest.raises(DataError, match=r"a\.csv:3: not UTF-8: byte 0xe9\n.*iconv -f CP1252 -t UTF-8 a\.csv"):
+    with pytest.raises(DataError, match=r"a\.csv:3: not UTF-8: byte 0xe9\n.*iconv -f windows-1252 -t UTF-8 a\.csv"):
         rows(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_bytes("review,stars\nfine,1\n".encode("utf-16"))
-    with pytest.raises(DataError, match="it is UTF-16"):
+    with pytest.raises(DataError, match=r"(?s)not UTF-8.*it may be utf-16"):
         rows(tmp_path / "a.csv")
     (tmp_path / "a.csv").write_bytes(b"PK\x03\x04\x00\x00")
     with pytest.raises(DataError, match="spreadsheet"):

@@ -20,8 +20,7 @@ from discern.data.dataset.writing import HeldoutSplit, StatisticsCounter, repeat
 from discern.data.executors import ProcessExecutor, available_cores, ordered_map
 from discern.data.job import Chunk, Job, PrepareOptions, chunks_of, process_chunk
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions, Document
-from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.sources.documents import CorpusOptions, Document, Problem, ProblemLog
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenizer, special_ids
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning

@@ -35,8 +35,7 @@ from discern.data.curation.filters import Rules, versions_of
 from discern.data.curation.near_duplicates import HASHES, Banding, sign
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.sources.corpus import Corpus, Input
-from discern.data.sources.documents import CorpusOptions, Document
-from discern.data.sources.problems import Problem, ProblemLog
+from discern.data.sources.documents import CorpusOptions, Document, Problem, ProblemLog
 from discern.data.tokenizer.encoding import DocumentEncoder, TokenBlock
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError

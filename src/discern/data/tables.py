@@ -1,31 +1,29 @@
-"""Reading of files as lines, as JSON or as tables, decompressed by content and decoded strictly.
+"""Reading of files as lines, as JSON or as tables, decompressed by content.
 
 A table is CSV, TSV, JSON lines, a JSON array, Parquet, or plain text with one text per line.
 
-The format of a table is recognized by the content where possible (Parquet, JSON), otherwise by the suffix. CSV is read strictly:
-an unclosed quotation mark is an error that names the line where it opened, where a lenient reader would read the rest of the file
-into one field. In TSV a quotation mark is text, unless a field is quoted as by spreadsheets. Rows are read one by one, so that a
-file of any size fits into memory.
+CSV is read strictly: an unclosed quotation mark is an error that names the line where it opened, where a lenient reader would
+read the rest of the file into one field. In TSV a quotation mark is text, unless a field is quoted as by spreadsheets. Rows are
+read one by one, so that a file of any size fits into memory. Any other fault of a row is an error, or is counted in a
+`ProblemLog` and the row left out.
 """
 
 from __future__ import annotations
 
 import csv
-import io
 import itertools
 import json
 import math
 import re
-import stat
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
-from discern.data.sources.base import ending, is_number
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import BLOCK_BYTES, Readable, likely_encoding, naming, open_text
+from discern.data.sources.documents import ProblemLog
+from discern.data.sources.streams import NotTextError, Readable, naming, open_text
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -100,7 +98,7 @@ def is_header(fields: Sequence[str]) -> bool:
     names = [field.strip() for field in fields]
     filled = names[1:] if names and not names[0] and len(names) > 1 else names
     return all(
-        name and len(name) <= 40 and len(name.split()) <= 4 and not is_number(name) and name[-1] not in ".!?。！？"
+        name and len(name) <= 40 and len(name.split()) <= 4 and number_in(name) is None and name[-1] not in ".!?。！？"
         for name in filled
     )
 
@@ -128,7 +126,7 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
                 cells = content.split("\t")
                 yield number, cells if dialect.verbatim else [_unquoted(cell) for cell in cells]
         return
-    begins, last = 0, 0  # the line before the row, the last line read
+    begins = last = 0  # the line before the row, the last line read
 
     def fed() -> Iterator[str]:
         nonlocal last
@@ -136,37 +134,17 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
             yield line + "\n"
 
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
-    reader = csv.reader(fed(), delimiter=dialect.delimiter, strict=True)
-    while True:
-        begins = last
-        try:
-            fields = next(reader, None)
-        except csv.Error as problem:
-            raise _damaged(name, begins + 1, last, problem) from problem
-        if fields is None:
-            return
-        if fields:
-            yield begins + 1, fields
-
-
-def _damaged(name: str, begins: int, shows: int, problem: csv.Error) -> DataError:
-    """The error for a row that begins in one line and cannot be parsed in another."""
-    if "new-line character" in str(problem):
-        return DataError(
-            f"{name}:{shows}: the line contains a carriage return outside quotation marks",
-            hint="if one ends every line: tr '\\r' '\\n' < FILE > NEW; otherwise quote the field that contains it",
-        )
-    until = f", detected in line {shows}" if shows > begins else ""
-    if "field limit" in str(problem):
-        return DataError(
-            f"{name}:{begins}: a field of more than {csv.field_size_limit():,} characters in the row that begins here{until}",
-            hint="close the quotation mark that opens there, or use JSON lines",
-        )
-    return DataError(
-        f"{name}:{begins}: unbalanced quotation marks in the row that begins here{until} ({problem})",
-        hint='double them inside a quoted field: "he said ""yes"""; an unquoted field may have them anywhere '
-        "but at its start; or use JSON lines",
-    )
+    try:
+        for fields in csv.reader(fed(), delimiter=dialect.delimiter, strict=True):
+            if fields:
+                yield begins + 1, fields
+            begins = last
+    except csv.Error as problem:
+        until = f", detected in line {last}" if last > begins + 1 else ""
+        raise DataError(
+            f"{name}:{begins + 1}: unbalanced quotation marks or a carriage return in the row that begins here{until}: {problem}",
+            hint='double them inside a quoted field: "he said ""yes"""; quote a field with a carriage return; or use JSON lines',
+        ) from problem
 
 
 def _unquoted(field: str) -> str:
@@ -177,17 +155,19 @@ def _unquoted(field: str) -> str:
     return field if '"' in inner else inner.replace("\0", '"')
 
 
-# Suffixes of compression, which do not tell the format of the content.
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
-_LONGEST_LINE = 1 << 28
+"""Suffixes of compression, which do not tell the format of the content."""
+_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
+Lines = Iterator[tuple[int, str]]
+"""The lines of a file and their numbers, from 1, without line ends."""
 
 
-def suffix_of(path: Path) -> str:
-    """The suffix of a file, ignoring suffixes of compression."""
-    return next((end.lower() for end in reversed(path.suffixes) if end.lower() not in COMPRESSED), "")
+def suffix_of(path: Path | str) -> str:
+    """The suffix of a file, ignoring suffixes of compression: ".csv" for "reviews.csv.gz"."""
+    return next((end.lower() for end in reversed(Path(path).suffixes) if end.lower() not in COMPRESSED), "")
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+def numbered_lines(path: Path) -> Lines:
     """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
@@ -197,26 +177,36 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
         yield from stream_lines(file, str(path))
 
 
-def stream_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
+def stream_lines(file: Readable, name: str) -> Lines:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
-    for number, line in _whole_lines(file, name):
+    with naming(name):
+        yield from split_lines(open_text(file, name), name)
+
+
+def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Lines:
+    """The numbered lines of text that comes in pieces. A byte order mark is left out.
+
+    Raises:
+        DataError: a line is longer than the limit.
+    """
+    for number, line in enumerate(_whole_lines(pieces, name, limit), start=1):
         yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
 
 
-def _whole_lines(file: Readable, name: str) -> Iterator[tuple[int, str]]:
-    """The lines with their ends and numbers, and with a byte order mark if there is one."""
-    rest, number = b"", 0
-    with naming(name):
-        stream = open_text(file, name)
-        while block := stream.read(BLOCK_BYTES):
-            *whole, rest = (rest + block).split(b"\n")
-            for line in whole:
-                number += 1
-                yield number, _text_of(line + b"\n", name, number)
-            if len(rest) > _LONGEST_LINE:
-                raise DataError(f"{name}:{number + 1}: a line of more than {_LONGEST_LINE >> 20} MiB", hint="is it a text file?")
-        if rest:
-            yield number + 1, _text_of(rest, name, number + 1)
+def _whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
+    """The lines with their ends, and with a byte order mark if there is one."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        for line in whole:
+            yield line + "\n"
+        if len(rest) > limit:
+            raise DataError(
+                f"{name}: a line of more than {limit:,} characters",
+                hint="is it text? An array of JSON objects is read from a file that ends in .json",
+            )
+    if rest:
+        yield rest
 
 
 def without_blank_end(
@@ -248,7 +238,7 @@ def raw_lines(path: Path) -> Iterator[str]:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        yield from (line for _, line in _whole_lines(file, str(path)))
+        yield from _whole_lines(open_text(file, str(path)), str(path))
 
 
 def whole_text(path: Path) -> str:
@@ -258,11 +248,23 @@ def whole_text(path: Path) -> str:
         DataError: the file is missing, damaged or not UTF-8.
     """
     with naming(str(path)), path.open("rb") as file:
-        data = open_text(file, str(path)).read()
-    try:
-        return data.decode("utf-8").removeprefix("\ufeff")
-    except UnicodeDecodeError as problem:
-        raise _not_utf8(str(path), data.count(b"\n", 0, problem.start) + 1, problem) from problem
+        return joined(open_text(file, str(path)), str(path)).removeprefix("\ufeff")
+
+
+def joined(pieces: Iterable[str], name: str) -> str:
+    """The whole text of a file, if it fits into memory.
+
+    Raises:
+        DataError: it is longer than 1 GiB.
+    """
+    parts: list[str] = []
+    left = _LONGEST_FILE
+    for piece in pieces:
+        parts.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
+    return "".join(parts)
 
 
 def json_file(path: Path) -> Any:
@@ -292,52 +294,30 @@ def parsed_json(text: str, where: str) -> Any:
 
 def clean_text(text: str) -> str:
     """The text with lone surrogates (valid in JSON, but not in UTF-8) replaced by U+FFFD, one for one."""
-    if text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text):
-        return text
-    return "".join("\ufffd" if "\ud800" <= character <= "\udfff" else character for character in text)
-
-
-def _text_of(line: bytes, name: str, number: int) -> str:
-    try:
-        return line.decode("utf-8")
-    except UnicodeDecodeError as problem:
-        raise _not_utf8(name, number, problem) from problem
-
-
-def _not_utf8(name: str, number: int, problem: UnicodeDecodeError) -> DataError:
-    wrong = problem.object[problem.start]
-    encoding = likely_encoding(problem.object)
-    may_be = f"it may be {encoding}, so " if encoding else ""
-    return DataError(
-        f"{name}:{number}: not UTF-8: byte 0x{wrong:02x}",
-        hint=f"{may_be}save it as UTF-8: iconv -f {encoding or 'ENCODING'} -t UTF-8 {Path(name).name} > new-{Path(name).name}",
-    )
+    return text if text.isascii() else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 MALFORMED = "malformed row, left out"
-"""Kind of the problem of a row of a published data set that does not fit its table."""
+"""Kind of the problem of a row that does not fit its table."""
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
-_BY_ENDING: dict[str, TableFormat] = {
+_BY_SUFFIX: dict[str, TableFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".json": "json",
     ".parquet": "parquet",
 }
 _NOT_TEXT = (
     "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
 )
 _NOT_TAGGED = "use the suffix .conll for a file with one word per line, or --set files.format=conll"
-# A text may begin with a brace or a bracket, too.
-_JSON_OBJECT = re.compile(r"\s*\{\s*(?:\"|\}\s*$|$)")
-_JSON_ARRAY = re.compile(r"\s*\[\s*(?:\{|\]\s*$|$)")
-Lines = Iterator[tuple[int, str]]
+_BATCH_ROWS = 200
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):
     """A row of a table.
 
     Attributes:
@@ -350,7 +330,7 @@ class Row:
     number: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Table:
     """The rows of a file, which can be read once.
 
@@ -362,6 +342,13 @@ class Table:
     format: TableFormat
     columns: tuple[str, ...]
     rows: Iterator[Row]
+
+    def sample(self, size: int = 100) -> list[Row]:
+        """The first rows, which stay to be read. Their keys become columns."""
+        sample = list(itertools.islice(self.rows, size))
+        self.rows = itertools.chain(sample, self.rows)
+        self.columns = tuple(dict.fromkeys(itertools.chain(self.columns, *(row.values for row in sample))))
+        return sample
 
     def require(self, column: str, option: str) -> str:
         """The name of a column that exists.
@@ -402,139 +389,183 @@ def open_table(
     if format is not None and format not in get_args(TableFormat):
         raise ConfigError(f"unknown table format '{format}'", hint=did_you_mean(format, get_args(TableFormat)))
     name = "standard input" if str(path) == "-" else str(path)
-    if str(path) != "-":
-        with naming(name):
-            # What is read from a pipe cannot be read again.
-            if format in (None, "parquet") and stat.S_ISREG(path.stat().st_mode):
-                with path.open("rb") as file:
-                    is_parquet = file.read(4) == b"PAR1"
-                if is_parquet:
-                    return _parquet(path)
+    if format in (None, "parquet") and path.is_file():  # what is read from a pipe cannot be read again
+        with naming(name), path.open("rb") as file:
+            is_parquet = file.read(4) == b"PAR1"
+        if is_parquet:
+            return arrow_table(path.open("rb"), name)
     lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
-    first = next(((number, line) for number, line in lines if line.strip()), None)
-    if first is None:
+    begin = list(itertools.islice(itertools.dropwhile(lambda numbered: not numbered[1].strip(), lines), 2))
+    if not begin:
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
-    begin = [first, *itertools.islice(lines, 1)]
-    lines = itertools.chain(begin, lines)
-    found = format or _format(path, first[1])
-    if found == "parquet":
+    (number, first), lines = begin[0], itertools.chain(begin, lines)
+    kind = format or table_format(name, first)
+    if kind == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
-    if found == "jsonl" and first[1].strip() == "{":
-        raise one_object(name)
-    if found in ("jsonl", "json"):
-        return _json(lines, name, cast(TableFormat, found))
-    excel = format is None and excel_delimiter(first[1]) is not None
-    if found == "text" and not excel:
+    if kind == "jsonl":
+        return json_table(lines, name, None)
+    if kind == "json":
+        return array_table((f"{line}\n" for _, line in lines), name, None)
+    if kind == "text":
         # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
-        above = ((number, "") for number in range(1, first[0]))
-        rows = (
-            Row(f"{name}:{number}", {"text": line}, number) for number, line in without_blank_end(itertools.chain(above, lines))
-        )
+        above = ((line, "") for line in range(1, number))
+        rows = (Row(f"{name}:{line}", {"text": text}, line) for line, text in without_blank_end(itertools.chain(above, lines)))
         return Table(name, "text", ("text",), rows)
-    dialect = dialect_of([line for _, line in begin], "\t" if found == "tsv" else DELIMITERS)
-    return _delimited(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
+    dialect = dialect_of([line for _, line in begin], "\t" if kind == "tsv" else DELIMITERS)
+    return delimited_table(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
 
 
-def _format(path: Path, line: str) -> TableFormat:
-    if _JSON_OBJECT.match(line):
+def table_format(name: str, begin: str) -> TableFormat:
+    """The format of a file, by its name and its beginning, at least a line. A text may begin with a brace or a bracket, too."""
+    suffix = suffix_of(name)
+    if re.match(r'\s*\{\s*("|\}\s*$|$)', begin, re.MULTILINE):
         return "jsonl"
-    ending = suffix_of(path)
-    if _JSON_ARRAY.match(line) and ending in (".json", ""):
+    if suffix in ("", ".jsonl") and re.match(r"\s*\[\s*(\{|\]\s*$|$)", begin, re.MULTILINE):
         return "json"
-    return _BY_ENDING.get(ending, "text")
+    has_excel_line = excel_delimiter(begin.lstrip("\r\n").partition("\n")[0]) is not None
+    return "csv" if has_excel_line else _BY_SUFFIX.get(suffix, "text")
 
 
-def _delimited(lines: Lines, name: str, dialect: Dialect, header: Sequence[str], malformed: ProblemLog | None) -> Table:
+def delimited_table(
+    lines: Lines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
+) -> Table:
+    """The rows of a CSV or TSV file.
+
+    Args:
+        header: the columns of a file whose first line is a row with as many fields; None: the first line is the header if it
+            looks like one, and otherwise the columns are "column 1", "column 2", ...
+        problems: counts rows whose number of fields differs from the header, which are left out; None: they are errors.
+    """
     records = split_rows(lines, name, dialect)
-    number, first = next(records)
-    if len(first) == len(header) and not set(first) & set(header):
+    number, first = next(records, (0, list[str]()))
+    if header is None:
+        header = [] if is_header(first) else [f"column {place}" for place in range(1, len(first) + 1)]
+    if header and len(first) == len(header) and not set(first) & set(header):
         records = itertools.chain([(number, first)], records)
         first = list(header)
     columns = column_names(first, f"{name}:{number}")
 
     def rows() -> Iterator[Row]:
         for number, fields in records:
-            if len(fields) != len(columns):
-                if malformed is None:
-                    raise _other_width(f"{name}:{number}", fields, columns, dialect)
-                malformed.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
-                continue
-            yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)), number)
+            if len(fields) == len(columns):
+                yield Row(f"{name}:{number}", dict(zip(columns, fields, strict=True)), number)
+            elif problems is None:
+                raise DataError(
+                    f"{name}:{number}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})",
+                    hint=f"fields are separated by {dialect.delimiter!r}; quote texts that contain it",
+                )
+            else:
+                problems.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
 
     return Table(name, "tsv" if dialect.tabbed else "csv", columns, rows())
 
 
-def _other_width(where: str, fields: list[str], columns: tuple[str, ...], dialect: Dialect) -> DataError:
-    mark = delimiter_of(fields[0])
-    if mark is not None and len(fields) == 1 and fields[0].count(mark) == len(columns) - 1:
-        hint = f"this row is separated by '{mark}', but the header by {dialect.delimiter!r}: use one delimiter in all rows"
-    elif dialect.tabbed:
-        hint = "for texts with tabs or line breaks use CSV or JSON lines"
-    else:
-        hint = f"quote texts that contain '{dialect.delimiter}': \"like{dialect.delimiter} this\""
-    return DataError(f"{where}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})", hint=hint)
-
-
-def one_object(name: str) -> DataError:
+def one_object(name: str) -> NotTextError:
     """The error for a JSON file that is a single object."""
-    return DataError(
-        f"{name} is one JSON object, expected one object per line, or an array of objects",
-        hint="if it is SQuAD's file: --task squad1 --data FOLDER; otherwise write its records as JSON lines: jq -c '.KEY[]' FILE",
+    return NotTextError(
+        name,
+        "it is one JSON object, expected one object per line, or an array of objects",
+        "if it is SQuAD's file: --task squad1 --data FOLDER; otherwise write its records as JSON lines: jq -c '.KEY[]' FILE",
     )
 
 
-def _json(lines: Lines, name: str, format: TableFormat) -> Table:
-    if format == "json":
-        content = parsed_json("\n".join(line for _, line in lines), name)
-        if not isinstance(content, list):
-            raise DataError(
-                f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines (one object per line)"
-            )
-        records = ((number, f"{name}: record {number}", record) for number, record in enumerate(content, start=1))
-    else:
-        records = ((number, f"{name}:{number}", parsed_json(line, f"{name}:{number}")) for number, line in lines if line.strip())
+def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
+    """The objects of JSON lines.
 
+    Args:
+        problems: counts lines that are no objects, which are left out; None: they are errors.
+    """
+
+    def values() -> Iterator[tuple[int, Any]]:
+        for number, line in lines:
+            if line.strip():
+                try:
+                    yield number, parsed_json(line, f"{name}:{number}")
+                except DataError:
+                    if number == 1 and line.strip() == "{":
+                        raise one_object(name) from None
+                    if problems is None:
+                        raise
+                    problems.add("line skipped, as it is not JSON", f"{name}:{number}")
+
+    return _objects(name, "jsonl", values(), problems)
+
+
+def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Table:
+    """The objects of a JSON array, which is read as a whole.
+
+    Args:
+        pieces: its text.
+        problems: counts values that are no objects, which are left out; None: they are errors.
+
+    Raises:
+        DataError: it is not a JSON array, or is too large.
+    """
+    values = parsed_json(joined(pieces, name), name)
+    if not isinstance(values, list):
+        raise DataError(f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines")
+    return _objects(name, "json", enumerate(values, start=1), problems)
+
+
+def _objects(name: str, format: TableFormat, values: Iterable[tuple[int, Any]], problems: ProblemLog | None) -> Table:
     def rows() -> Iterator[Row]:
-        for number, where, record in records:
-            if not isinstance(record, dict):
-                raise DataError(
-                    f"{where}: {type(record).__name__} instead of an object", hint="every line is a JSON object: {...}"
-                )
-            yield Row(where, record, number)
+        for number, value in values:
+            where = f"{name}:{number}" if format == "jsonl" else f"{name}: record {number}"
+            if isinstance(value, dict):
+                yield Row(where, value, number)
+            elif problems is None:
+                raise DataError(f"{where}: {type(value).__name__} instead of an object", hint="every record is an object: {...}")
+            else:
+                problems.add("record skipped, as it is not a JSON object", where)
 
-    every = rows()
-    first = next(every, None)
-    if first is None:
+    table = Table(name, format, (), rows())
+    if not table.sample(1) and problems is None:
         raise DataError(f"{name} is empty", hint="expected JSON objects")
-    return Table(name, format, tuple(first.values), itertools.chain([first], every))
+    return table
 
 
-def _parquet(path: Path) -> Table:
+def arrow_table(file: BinaryIO, name: str, *, only_text: bool = False) -> Table:
+    """The rows of a Parquet file, or of an Arrow stream, which `datasets.save_to_disk` writes.
+
+    Args:
+        only_text: whether only columns of strings and of token ids are read.
+
+    Raises:
+        ConfigError: the extra `parquet` is not installed.
+        DataError: the file is damaged.
+    """
     try:
         import pyarrow as arrow
         import pyarrow.parquet as parquet
     except ImportError as problem:
         raise ConfigError(
-            f"{path} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
+            f"{name} is a parquet file, which needs pyarrow", hint="pip install 'discern-nlp[parquet]'"
         ) from problem
-    damaged = DataError(f"{path} is a damaged parquet file", hint="download or write it again")
-    try:
-        table = parquet.ParquetFile(io.BytesIO(path.read_bytes()) if path.stat().st_size < 1 << 20 else path)
-        columns = tuple(table.schema_arrow.names)
-    except (arrow.ArrowException, OSError) as problem:
-        raise damaged from problem
+
+    @contextmanager
+    def undamaged() -> Iterator[None]:
+        try:
+            yield
+        except (arrow.ArrowException, OSError) as problem:
+            raise DataError(f"{name} is a damaged parquet file: {problem}", hint="fetch it again, or leave it out") from problem
+
+    with undamaged():
+        is_parquet = file.read(4) == b"PAR1"
+        file.seek(0)
+        source = parquet.ParquetFile(file) if is_parquet else arrow.ipc.open_stream(file)
+        schema = source.schema_arrow if is_parquet else source.schema
+    kinds = (arrow.string(), arrow.large_string())
+    columns = [field.name for field in schema if not only_text or field.type in kinds or field.name == TOKEN_IDS]
 
     def rows() -> Iterator[Row]:
-        number = 0
-        try:
-            for batch in table.iter_batches(batch_size=1000):
-                for values in batch.to_pylist():
-                    number += 1
-                    yield Row(f"{path}: row {number}", values, number)
-        except (arrow.ArrowException, OSError) as problem:
-            raise damaged from problem
+        with undamaged():
+            batches = source.iter_batches(_BATCH_ROWS, columns=columns) if is_parquet else source
+            places = itertools.chain.from_iterable(zip(*batch.select(columns).columns, strict=True) for batch in batches)
+            for number, values in enumerate(places, start=1):
+                row = {column: value.as_py() for column, value in zip(columns, values, strict=True)}
+                yield Row(f"{name}: row {number}", row, number)
 
-    return Table(str(path), "parquet", columns, rows())
+    return Table(name, "parquet", tuple(columns), rows())
 
 
 def value_of(row: Row, column: str) -> Any:
@@ -601,8 +632,66 @@ def list_in(text: str) -> list[Any] | None:
     return value if isinstance(value, list) else None
 
 
+TOKEN_IDS = "input_ids"
+"""Column of the token ids of pre-tokenized text."""
+TEXT_NAMES = (
+    "text sentence review content comment document body utterance message abstract title premise question text_a sentence1 "
+    "question1 text1 article paragraph passage answer tweet post description caption headline hypothesis text_b sentence2 "
+    "question2 text2"
+).split()
+"""Usual names of text columns, likeliest first."""
+LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
+"""Usual names of label columns, likeliest first."""
+_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
+_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+
+
+def text_column(table: Table, *, required: bool = True) -> str | None:
+    """The column of running text: `text`, the only column with a usual name, or the only one with several words in a cell.
+
+    Args:
+        required: whether it is an error if no column looks like text.
+
+    Raises:
+        ConfigError: it is not clear which one it is.
+    """
+    cells = _texts(table)
+    lowered = {column.lower(): column for column in reversed(table.columns)}
+    if len(cells) == 1 or "text" in lowered:
+        return lowered.get("text", table.columns[0])
+    named = [column for column in table.columns if column.lower() in TEXT_NAMES and cells[column]]
+    plausible = named or [column for column in table.columns if _are_texts(cells[column])]
+    if len(plausible) == 1:
+        return plausible[0]
+    if not plausible and not required:
+        return None
+    candidates = f": {' or '.join(map(repr, plausible))}" if plausible else ""
+    raise ConfigError(
+        f"{table.name}: it is not clear which column holds the text{candidates}; its columns: {', '.join(table.columns)}",
+        hint=f"name it: --text-field '{plausible[0]}'" if plausible else "name it: --text-field NAME",
+    )
+
+
+def _texts(table: Table) -> dict[str, list[str]]:
+    """The texts in the first rows, by column."""
+    sample = table.sample()
+    return {
+        column: [text for row in sample if isinstance(text := row.values.get(column), str) and text.strip()]
+        for column in table.columns
+    }
+
+
+def _are_texts(cells: Sequence[str]) -> bool:
+    """Whether the cells of a column contain several words on average."""
+    if not cells or all(number_in(cell) is not None for cell in cells):
+        return False
+    words = sum(len(cell.split()) for cell in cells) / len(cells)
+    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells) / len(cells)
+    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+
+
 def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:
-    """The column of a role, recognized by its name, or the only one without another role.
+    """The column of a role, recognized by its name; the only one without another role; or for "text", the only one of texts.
 
     Args:
         names: usual names, likeliest first.
@@ -617,6 +706,8 @@ def choose_column(table: Table, role: str, names: Sequence[str], taken: Collecti
         return column
     _refuse_other_layout(table)
     free = [column for column in table.columns if column not in taken]
+    if len(free) > 1 and role == "text":
+        free = [column for column, cells in _texts(table).items() if column in free and _are_texts(cells)]
     if len(free) == 1:
         return free[0]
     raise ConfigError(
@@ -646,7 +737,7 @@ def _refuse_other_layout(table: Table) -> None:
                 f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
                 hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
             )
-    elif table.format == "jsonl" and ending(table.name) == "json" and len(list(itertools.islice(table.rows, 2))) == 1:
+    elif table.format == "jsonl" and suffix_of(table.name) == ".json" and len(table.sample()) == 1:
         raise one_object(table.name)
 
 

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.sources.base import TEXT_NAMES
-from discern.data.tables import choose_column, open_table, suffix_of, text_of
+from discern.data.tables import TEXT_NAMES, choose_column, open_table, suffix_of, text_of
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import load

@@ -30,8 +30,7 @@ from discern.data.executors import available_cores
 from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, pieces_of_added, word_form

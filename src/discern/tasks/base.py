@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.config.schema import Section
-from discern.data.sources.problems import Problem
+from discern.data.sources.documents import Problem
 from discern.data.tables import Table, option_of
 from discern.data.tokenizer.tokens import encode_texts
 from discern.models.base import Encoder

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Table
 from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import DataError

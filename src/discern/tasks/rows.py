@@ -17,11 +17,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from discern.data.sources.base import TEXT_NAMES
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.table import LABEL_NAMES
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import (
+    LABEL_NAMES,
     MALFORMED,
+    TEXT_NAMES,
     Row,
     Table,
     choose_column,

@@ -14,7 +14,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Table
 from discern.data.tokenizer.words import UNSPACED, keeps_spaces
 from discern.errors import DataError, did_you_mean

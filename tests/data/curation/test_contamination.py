@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from discern.data.job import PrepareOptions
 
 from discern.data.check import check
 from discern.data.curation.contamination import (
@@ -22,6 +21,7 @@ from discern.data.curation.contamination import (
     words_of,
 )
 from discern.data.dataset.manifest import read_manifest
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.sources.documents import Document
 from discern.data.tokenizer.choice import TokenizerChoice

@@ -9,10 +9,10 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from discern.data.job import PrepareOptions
 
 from discern.data.curation import filters
 from discern.data.curation.filters import Rules
+from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError

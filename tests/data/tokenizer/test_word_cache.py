@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenizer, prepared
 from discern.data.tokenizer import encoding as module
 from discern.data.tokenizer.encoding import WordCache

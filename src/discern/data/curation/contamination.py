@@ -19,9 +19,8 @@ import numpy as np
 from jaxtyping import UInt
 
 from discern.config.schema import Section
-from discern.data.sources.base import ending
 from discern.data.sources.documents import Document
-from discern.data.tables import is_header, one_object, open_table
+from discern.data.tables import is_header, one_object, open_table, suffix_of
 
 NGRAM_WORDS = 13  # this many words in a row count as overlap
 SHORTEST_WORDS = 8  # a text of fewer words is not checked: too many are common phrases
@@ -217,7 +216,7 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int,
         if table.format != "text" or texts[0].strip():
             count += 1
             yield row.number, texts
-    if count == 1 and table.format == "jsonl" and ending(path.name) == "json":
+    if count == 1 and table.format == "jsonl" and suffix_of(path) == ".json":
         # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
         raise one_object(str(path))
 

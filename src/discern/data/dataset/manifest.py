@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from discern.config.schema import Section
 from discern.data.curation.contamination import FileOverlap
-from discern.data.sources.problems import Problem
+from discern.data.sources.documents import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
 from discern.storage.checksums import has_file, known_checksums, read_object, understood

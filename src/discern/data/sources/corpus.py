@@ -13,26 +13,26 @@ import os
 import re
 import stat
 import sys
-from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 
 from discern.data.object_stores import shown
-from discern.data.remote import ResumingStream, is_remote, open_remote, remote_file, remote_files
-from discern.data.sources.base import ReadContext, named_source, read_stream
-from discern.data.sources.documents import CorpusOptions, Document
-from discern.data.sources.problems import ProblemLog
-from discern.data.sources.streams import CountingStream, Expansion, PipeStream, naming
-from discern.errors import ConfigError, DataError, DiscernError
+from discern.data.remote import is_remote, open_remote, remote_file, remote_files
+from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
+from discern.data.sources.formats import ReadContext, hub_documents, read_stream
+from discern.data.sources.streams import blocks, naming, opened
+from discern.errors import DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.output import is_kept_whole, listed
 
 _STEP_BYTES = 1 << 20
+_ARROW_RECORDS = ("state.json", "dataset_info.json", "dataset_dict.json")
+"""What `datasets.save_to_disk` writes beside the data."""
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,9 @@ class Corpus:
 
     def __init__(self, inputs: Sequence[str], options: CorpusOptions, exclude: Path | None = None) -> None:
         self.options = options
-        search = _Search(exclude.resolve() if exclude is not None else None)
-        self.inputs = [found for text in inputs for found in _inputs(text, search)]
+        search = _Search(options, exclude)
+        self.inputs = [item for text in inputs for item in search.inputs(text)]
         self.left_out = tuple(search.left_out)
-        if sum(item.name == "-" for item in self.inputs) > 1:
-            raise ConfigError("'-' (standard input) can be given only once")
 
     @classmethod
     def of(cls, inputs: Sequence[Input], options: CorpusOptions) -> Corpus:
@@ -119,9 +117,7 @@ class Corpus:
     @property
     def rereadable(self) -> bool:
         """Whether the input can be read twice."""
-        return all(item.path is None or item.path.is_file() for item in self.inputs) and not any(
-            item.name == "-" for item in self.inputs
-        )
+        return all(item.name != "-" and (item.path is None or item.path.is_file()) for item in self.inputs)
 
     def documents(
         self,
@@ -144,117 +140,119 @@ class Corpus:
         """
         for item in self.inputs:
             begin(item.name)
-            expansion = Expansion(item.name)
-            context = ReadContext(item.name, item.explicit, self.options, problems, expansion)
+            context = ReadContext(item.name, item.explicit, self.options, problems)
             try:
-                if item.path is None and item.address is None and (source := named_source(item.name)) is not None:
-                    yield from source.documents(item.name.partition(":")[2], context)
+                if item.path is None and item.address is None and item.name != "-":
+                    yield from hub_documents(context)
                 else:
-                    with naming(item.name), closing(_open(item)) as file:
-                        counted = CountingStream(CountingStream(file, count_bytes), expansion.count_read)
-                        yield from read_stream(counted, context)
+                    yield from _read(item, context, count_bytes)
             except DiscernError as error:
                 if errors is None:
                     raise
                 errors.append(error)
 
 
+def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None]) -> Iterator[Document]:
+    """The documents of a file or of standard input."""
+    with naming(item.name):
+        if item.address is not None:
+            file: Any = open_remote(item.address)
+        else:
+            file = open(item.path or sys.stdin.fileno(), "rb", closefd=item.path is not None)  # noqa: SIM115 (closed below)
+
+        def counted() -> Iterator[bytes]:
+            for block in blocks(file):
+                count_bytes(len(block))
+                yield block
+
+        with closing(file):
+            yield from read_stream(opened(counted()), context)
+
+
 class _Search:
-    """Finds the files in folders.
+    """Finds the files of inputs.
 
     Args:
-        excluded: folder that is not input, with its links resolved.
+        options: tell which files are left out.
+        output: folder that is not input.
 
     Attributes:
         left_out: folders that were skipped because they are data sets, runs or models.
     """
 
-    def __init__(self, excluded: Path | None) -> None:
+    def __init__(self, options: CorpusOptions, output: Path | None) -> None:
         self.left_out: list[Path] = []
-        self._excluded = excluded
-        self._has_text: dict[Path, bool] = {}
+        self._options = options
+        self._output = output.resolve() if output is not None else None
+        self._is_input: dict[Path, bool] = {}
 
-    def has_text(self, folder: Path) -> bool:
+    def inputs(self, text: str) -> Iterator[Input]:
+        """The files of an input as the user gave it."""
+        path = Path(text)
+        if is_remote(text):
+            for remote in remote_files(text):
+                is_named = remote.address == text
+                if is_named or not self._options.excludes(remote.address):
+                    yield Input(shown(remote.address), None, is_named, remote.size, remote.version, remote.address)
+        elif text == "-" or text.startswith("hf:"):
+            yield Input(text, None, True, None)
+        elif path.exists() and not path.is_dir():
+            yield Input(text, path, True, *_state_of(path.stat()))
+        elif is_kept_whole(path):
+            raise DataError(f"{path} is a data set, a run or a model, not text", hint="give the text that it was made from")
+        elif path.is_dir() or glob.has_magic(text):
+            files = self._files(text)
+            if not files:
+                what = f"folder {path} contains no files" if path.is_dir() else f"no file matches the pattern {text}"
+                raise DataError(what, hint="check the path and --exclude; quote a pattern if the shell should not expand it")
+            for file in files:
+                yield Input(str(file), file, False, *_state_of(file.stat()))
+        else:
+            raise DataError(
+                f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
+            )
+
+    def _files(self, text: str) -> Iterable[Path]:
+        """The files below a folder, or that match a pattern or are below a folder that matches, each once."""
+        top = Path(text) if Path(text).is_dir() else Path(re.split(r"[*?\[]", text)[0] + "x").parent  # as the user named it
+        files: dict[str, Path] = {}
+        for match in [top] if top == Path(text) else map(Path, sorted(glob.glob(text, recursive=True))):
+            # From the outside in, as a folder is left out with all that is below it.
+            around = [folder for folder in (*reversed(match.parents), match) if folder.is_dir()]
+            if all(self._has_input(folder) for folder in around if folder.is_relative_to(top)):
+                for file in self._below(match) if match.is_dir() else [match]:
+                    if file.exists() and not self._options.excludes(str(file.relative_to(top))):
+                        files.setdefault(os.path.abspath(file), file)
+        return files.values()
+
+    def _has_input(self, folder: Path) -> bool:
         """Whether the files of a folder are input."""
-        if folder not in self._has_text:
+        if folder not in self._is_input:
             place = folder.resolve()
-            excluded = self._excluded is not None and (place == self._excluded or self._excluded in place.parents)
-            inside = any(parent in self.left_out for parent in folder.parents)
-            kept = not excluded and not inside and is_kept_whole(folder)
-            if kept:
-                self.left_out.append(folder)
-            self._has_text[folder] = not (excluded or inside or kept)
-        return self._has_text[folder]
+            is_output = self._output is not None and self._output in (place, *place.parents)
+            is_kept = not is_output and is_kept_whole(folder)
+            self.left_out += [folder] if is_kept else []
+            self._is_input[folder] = not is_output and not is_kept
+        return self._is_input[folder]
 
-    def below(self, folder: Path) -> list[Path]:
-        """The regular files below a folder, sorted by path. Links are followed, but to each folder only once."""
-        found: list[Path] = []
-        visited: set[tuple[int, int]] = set()
-        for parent, folders, files in os.walk(folder, onerror=_refuse, followlinks=True):
-            state = os.stat(parent)
-            if (state.st_dev, state.st_ino) in visited:
+    def _below(self, top: Path) -> list[Path]:
+        """The files below a folder, sorted by path. Links are followed, but to each folder only once."""
+
+        def refuse(problem: OSError) -> None:
+            raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
+
+        files: list[Path] = []
+        visited: set[str] = set()
+        for folder, folders, names in os.walk(top, onerror=refuse, followlinks=True):
+            place = os.path.realpath(folder)
+            if place in visited:
                 folders.clear()
                 continue
-            visited.add((state.st_dev, state.st_ino))
+            visited.add(place)
             # In order, so that of two links to a folder the same one is followed everywhere.
-            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self.has_text(Path(parent) / name)]
-            found += [Path(parent) / name for name in files if not name.startswith(".")]
-        return sorted((path for path in found if path.is_file()), key=lambda path: path.parts)
-
-    def matching(self, pattern: str) -> Iterator[Path]:
-        """The files that match a pattern, and those below the folders that match it, each once."""
-        seen: set[str] = set()
-        fixed = len(Path(re.split(r"[*?\[]", pattern)[0] + "x").parent.parts)  # folders that the user named
-        for match in map(Path, sorted(glob.glob(pattern, recursive=True))):
-            # From the outside in, as a folder is left out with all that is below it.
-            around = [parent for parent in reversed(match.parents) if len(parent.parts) > fixed]
-            if not all(self.has_text(each) for each in [*around, match if match.is_dir() else match.parent]):
-                found = []
-            elif match.is_dir():
-                found = self.below(match)
-            else:
-                found = [match] if match.exists() else []
-            for path in found:
-                place = os.path.abspath(path)
-                if place not in seen:
-                    seen.add(place)
-                    yield path
-
-
-def _inputs(text: str, search: _Search) -> Iterator[Input]:
-    if is_remote(text):
-        for found in remote_files(text):
-            yield Input(shown(found.address), None, found.address == text, found.size, found.version, found.address)
-        return
-    if text == "-" or named_source(text) is not None:
-        yield Input(text, None, True, None)
-        return
-    path = Path(text)
-    if path.is_dir():
-        yield from _folder(path, search)
-    elif path.exists():
-        yield Input(text, path, True, *_state_of(path.stat()))
-    elif glob.has_magic(text):
-        match = None
-        for match in search.matching(text):
-            yield Input(str(match), match, False, *_state_of(match.stat()))
-        if match is None:
-            raise DataError(f"no file matches the pattern {text}", hint="quote the pattern if the shell should not expand it")
-    else:
-        raise DataError(
-            f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
-        )
-
-
-def _folder(folder: Path, search: _Search) -> Iterator[Input]:
-    """The files below a folder that the user named."""
-    if is_kept_whole(folder):
-        raise DataError(f"{folder} is a data set, a run or a model, not text", hint="give the text that it was made from")
-    found = search.below(folder)
-    if not found:
-        raise DataError(f"folder {folder} contains no files", hint="give a folder with text files, or the files themselves")
-    for path in found:
-        yield Input(str(path), path, False, *_state_of(path.stat()))
+            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self._has_input(Path(folder, name))]
+            files += [Path(folder, name) for name in names if not name.startswith(".") and name not in _ARROW_RECORDS]
+        return sorted((path for path in files if path.is_file()), key=lambda path: path.parts)
 
 
 def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
@@ -262,18 +260,6 @@ def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
     if not stat.S_ISREG(found.st_mode):
         return None, None
     return found.st_size, str(np.datetime64(found.st_mtime_ns // 1000, "us"))
-
-
-def _refuse(problem: OSError) -> None:
-    raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
-
-
-def _open(item: Input) -> BinaryIO | PipeStream | ResumingStream:
-    if item.address is not None:
-        return open_remote(item.address)
-    place = sys.stdin.fileno() if item.path is None else item.path
-    file = open(place, "rb", closefd=item.path is not None)  # noqa: SIM115 (the caller closes it)
-    return file if stat.S_ISREG(os.fstat(file.fileno()).st_mode) else PipeStream(file)
 
 
 class CorpusProgress:
@@ -285,19 +271,25 @@ class CorpusProgress:
 
     def __init__(self, progress: Progress, description: str, corpus: Corpus) -> None:
         self.bytes_read = self.documents = self.sentences = self.characters = 0
-        self._corpus = corpus
-        self._progress = progress
+        self._corpus, self._progress = corpus, progress
         self._shown = 0
-        self._inputs: list[str] = []
-        self._firsts: list[int] = []
+        self._firsts: dict[int, str] = {}
         progress.start(description, corpus.total_bytes, "bytes")
 
     def read(self, problems: ProblemLog, errors: list[DiscernError] | None = None) -> Iterator[Document]:
         """The documents of the corpus; see `Corpus.documents`."""
-        for document in self._corpus.documents(problems, self._count, errors, self._begin):
+
+        def count_bytes(size: int) -> None:
+            self.bytes_read += size
+
+        def begin(name: str) -> None:
+            self._firsts[self.documents] = name
+
+        for document in self._corpus.documents(problems, count_bytes, errors, begin):
             self.documents += 1
-            self.sentences += len(document)
-            self.characters += sum(map(len, document))
+            if isinstance(document, list):
+                self.sentences += len(document)
+                self.characters += sum(map(len, document))
             yield document
 
     def locate(self, index: int) -> tuple[str, int]:
@@ -306,26 +298,16 @@ class CorpusProgress:
         Args:
             index: index of the document in the corpus.
         """
-        place = bisect_right(self._firsts, index) - 1
-        return self._inputs[place], index - self._firsts[place] + 1
+        first = max(first for first in self._firsts if first <= index)
+        return self._firsts[first], index - first + 1
 
-    def show(self, **metrics: str) -> None:
+    def show(self, step: int = _STEP_BYTES, **metrics: str) -> None:
         """Move the bar to the current position, at most once per megabyte."""
-        if self.bytes_read - self._shown >= _STEP_BYTES:
-            self._move(metrics)
+        if self.bytes_read - self._shown >= step:
+            self._progress.advance(self.bytes_read - self._shown, **metrics)
+            self._shown = self.bytes_read
 
     def finish(self, **metrics: str) -> None:
         """Finish the bar at the end of the corpus."""
-        self._move(metrics)
+        self.show(0, **metrics)
         self._progress.finish()
-
-    def _move(self, metrics: dict[str, str]) -> None:
-        self._progress.advance(self.bytes_read - self._shown, **metrics)
-        self._shown = self.bytes_read
-
-    def _begin(self, name: str) -> None:
-        self._inputs.append(name)
-        self._firsts.append(self.documents)
-
-    def _count(self, size: int) -> None:
-        self.bytes_read += size

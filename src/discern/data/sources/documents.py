@@ -1,28 +1,81 @@
-"""How text becomes documents: lines and records cut into documents of sentences, with bounded memory."""
+"""How text becomes documents: lines and records cut into documents of sentences, with bounded memory, and the problems met."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
+from fnmatch import fnmatchcase
+from typing import Literal, TypeAlias
 
-from discern.data.sources.problems import ProblemLog
+import numpy as np
 
-Document = list[str]
-"""The sentences of a document: stripped, none of them empty."""
+from discern.config.schema import Section
 
+TokenIds: TypeAlias = np.ndarray
+"""Token ids of a pre-tokenized document or part of a stream: int64, one dimension."""
+Document: TypeAlias = list[str] | TokenIds
+"""The sentences of a document, stripped, none of them empty; or the token ids of pre-tokenized input."""
 DocumentRule = Literal["auto", "blank-line", "file", "line", "record"]
 
+MAX_EXAMPLES = 10
 _SHORTEST = 8
+
+
+class Problem(Section):
+    """A kind of problem, how often it occurred, and up to ten places where it did."""
+
+    kind: str
+    count: int
+    examples: tuple[str, ...]
+
+    def __str__(self) -> str:
+        more = ", ..." if self.count > len(self.examples) else ""
+        return f"{self.kind}: {self.count:,} ({', '.join(self.examples)}{more})"
+
+
+class ProblemLog:
+    """Collects problems that do not stop the work, in order of occurrence, in bounded memory."""
+
+    def __init__(self) -> None:
+        self._problems: dict[str, Problem] = {}
+        self._notes: dict[str, str] = {}
+
+    def add(self, kind: str, where: str, count: int = 1) -> None:
+        """Count a problem.
+
+        Args:
+            where: the file and the place in it.
+        """
+        self.merge(Problem(kind=kind, count=count, examples=(where,)))
+
+    def merge(self, problem: Problem) -> None:
+        """Count a kind of problem of another log, whose input follows."""
+        before = self._problems.get(problem.kind, Problem(kind=problem.kind, count=0, examples=()))
+        examples = (*before.examples, *problem.examples)[:MAX_EXAMPLES]
+        self._problems[problem.kind] = Problem(kind=problem.kind, count=before.count + problem.count, examples=examples)
+
+    def note(self, line: str, about: str | None = None) -> None:
+        """Record a decision about the input. Of the notes about one thing (by default, of equal lines), the first is kept."""
+        self._notes.setdefault(about or line, line)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Decisions about the input."""
+        return tuple(self._notes.values())
+
+    def summary(self) -> tuple[Problem, ...]:
+        """Every kind of problem, in order of first occurrence."""
+        return tuple(self._problems.values())
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of the text in memory at one time, in characters unless the name states another unit."""
+    """Limits of the text in memory at one time, in characters."""
 
     sentence: int = 1 << 16
     document: int = 1 << 24
-    record_bytes: int = 1 << 26
+    record: int = 1 << 26
 
 
 @dataclass(frozen=True)
@@ -31,27 +84,39 @@ class CorpusOptions:
 
     Attributes:
         documents: the separator of documents. With 'auto', the end of a record or `<doc>`, and in running text a blank line.
-        text_field: name of the field or column that holds the text. If None, it is chosen by `text_column`.
+        text_fields: names of fields or columns that hold the text: NAME, or PATTERN:NAME for the inputs that a pattern matches.
+            Without one, it is chosen by `text_column`.
         limits: limits of the text in memory at one time.
+        exclude: patterns of files to leave out of folders, glob patterns and archives.
+        encoding: encoding of all text; None: UTF-8, or detected in each file that is not.
     """
 
     documents: DocumentRule = "auto"
-    text_field: str | None = None
+    text_fields: tuple[str, ...] = ()
     limits: Limits = field(default_factory=Limits)
+    exclude: tuple[str, ...] = ()
+    encoding: str | None = None
 
     @property
     def record_field(self) -> str:
-        """Name of the field in records of data sets."""
-        return self.text_field or "text"
+        """The fields of the text in records of data sets."""
+        return ",".join(self.text_fields) or "text"
+
+    def text_field(self, name: str) -> str | None:
+        """The field or column that holds the text of an input; None if it is not given."""
+        parted = [entry.rpartition(":") for entry in self.text_fields]
+        fitting = [field for pattern, _, field in parted if pattern and _matches(name, pattern)]
+        fitting += [field for pattern, _, field in parted if not pattern]
+        return fitting[0] if fitting else None
+
+    def excludes(self, path: str) -> bool:
+        """Whether a file is left out, by its path below the input."""
+        return any(_matches(path, pattern) for pattern in self.exclude)
 
 
-@dataclass(frozen=True)
-class Cut:
-    """Where documents end, besides the end of a file."""
-
-    at_record: bool = False
-    at_blank: bool = False
-    at_line: bool = False
+def _matches(path: str, pattern: str) -> bool:
+    """Whether a pattern matches a path or the end of it, from the name of a folder or file on."""
+    return fnmatchcase(path, pattern) or fnmatchcase(path, f"*[/!]{pattern}")
 
 
 @dataclass(frozen=True)
@@ -69,12 +134,16 @@ class Lines:
     ends_record: bool = False
 
 
-def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, problems: ProblemLog) -> Iterator[Document]:
+def documents(
+    batches: Iterable[Lines], options: CorpusOptions, name: str, problems: ProblemLog, *, are_records: bool
+) -> Iterator[list[str]]:
     """Documents of stripped, non-empty sentences. A sentence is a line and counts as at least `_SHORTEST` characters.
 
     Lines and documents beyond the limits are split and reported.
     """
-    sentences: Document = []
+    rule, limits = options.documents, options.limits
+    cuts_at_blank = rule == "blank-line" or (rule == "auto" and not are_records)
+    sentences: list[str] = []
     size, continued, full = 0, False, False
     for batch in batches:
         for index, raw in enumerate(batch.lines):
@@ -93,13 +162,13 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
                 if full := size >= limits.document or len(sentences) >= limits.document // _SHORTEST:
                     yield sentences
                     sentences, size = [], 0
-            blank = not pieces and not continued and not goes_on
+            is_blank = not pieces and not continued and not goes_on
             continued = goes_on
-            if (cut.at_blank and blank) or (cut.at_line and not goes_on):
+            if (cuts_at_blank and is_blank) or (rule == "line" and not goes_on):
                 if sentences:
                     yield sentences
                 sentences, size, full = [], 0, False
-        if batch.ends_record and cut.at_record:
+        if batch.ends_record and rule != "file":
             if sentences:
                 yield sentences
             sentences, size, full = [], 0, False
@@ -109,13 +178,6 @@ def documents(batches: Iterable[Lines], cut: Cut, name: str, limits: Limits, pro
 
 def _split_line(line: str, limit: int) -> list[str]:
     """Stripped pieces of at most `limit` characters, cut at white space if possible."""
-    pieces = []
-    start = 0
-    while start < len(line):
-        stop = min(start + limit, len(line))
-        if stop < len(line):
-            space = max(line.rfind(" ", start, stop), line.rfind("\t", start, stop))
-            stop = space + 1 if space > start else stop
-        pieces.append(line[start:stop].strip())
-        start = stop
-    return [piece for piece in pieces if piece]
+    # The rest; otherwise up to the last space or tab; otherwise any characters.
+    pieces = re.findall(rf"(?s).{{1,{limit}}}\Z|.{{1,{limit - 1}}}[ \t]|.{{1,{limit}}}", line)
+    return [piece for raw in pieces if (piece := raw.strip())]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, normalizers
 from discern.data.curation.filters import Rules, all_left_out
 from discern.data.executors import ProcessExecutor
 from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tokenizer import prepared
 from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer
 from discern.errors import ConfigError

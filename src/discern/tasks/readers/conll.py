@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import numbered_lines, suffix_of
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Reading, TaggingExample, tag_counts

@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import clean_text, json_file, numbered_lines, parsed_json, without_blank_end
 from discern.errors import DataError
 from discern.tasks.base import Answer, QuestionExample, Reading

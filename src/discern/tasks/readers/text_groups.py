@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Row, Table, number_in, open_table, text_of, value_of, written
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import Reading, TextGroup

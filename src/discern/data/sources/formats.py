@@ -1,0 +1,476 @@
+"""How a file is read: recognized by its content, whatever its name, and turned into documents.
+
+Another package can add a format of text: a module, under the entry point group `discern.sources`, with two functions:
+`recognizes(name, text)`, which gets the beginning of a text, and `documents(pieces, context)`, which gets all of it in pieces.
+"""
+
+from __future__ import annotations
+
+import html
+import http.client
+import io
+import logging
+import re
+import tarfile
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from email.message import Message
+from functools import cache
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from itertools import chain, count
+from typing import Any
+
+import numpy as np
+
+from discern.data.sources.documents import CorpusOptions, Document, Lines, ProblemLog, TokenIds, documents
+from discern.data.sources.streams import (
+    BLOCK_BYTES,
+    HEAD_BYTES,
+    HTML,
+    DamagedFileError,
+    NotTextError,
+    Readable,
+    blocks,
+    check_expansion,
+    decompressed,
+    detect_encoding,
+    head_of,
+    naming,
+    opened,
+    other_content,
+    text_pieces,
+)
+from discern.data.tables import (
+    DELIMITERS,
+    LABEL_NAMES,
+    TEXT_NAMES,
+    TOKEN_IDS,
+    Dialect,
+    Row,
+    Table,
+    TableFormat,
+    array_table,
+    arrow_table,
+    delimited_table,
+    dialect_of,
+    fields_of,
+    is_header,
+    joined,
+    json_table,
+    split_lines,
+    suffix_of,
+    table_format,
+    text_column,
+)
+from discern.errors import ConfigError, DataError, DiscernError
+from discern.storage.files import writing_temporary_files
+
+
+@dataclass(frozen=True)
+class ReadContext:
+    """The input being read, and how its text becomes documents.
+
+    Attributes:
+        name: path of the file, `ARCHIVE!MEMBER`, or the input as given. Messages use it.
+        explicit: True if the user named the input itself rather than a folder, a pattern or an archive that contains it.
+            Such an input must be readable as text.
+        options: how text becomes documents.
+        problems: collects problems that do not stop the work.
+        depth: number of archives and compressions around the content.
+    """
+
+    name: str
+    explicit: bool
+    options: CorpusOptions
+    problems: ProblemLog
+    depth: int = 0
+
+    def cut(self, lines: Iterable[Lines], *, are_records: bool) -> Iterator[Document]:
+        """Documents of running text, or of an input that consists of records."""
+        return documents(lines, self.options, self.name, self.problems, are_records=are_records)
+
+    def read_member(self, file: Readable, name: str) -> Iterator[Document]:
+        """Documents of a file in an archive, unless it is hidden or excluded."""
+        if any(part[:1] == "." and part.strip(".") for part in name.split("/")) or self.options.excludes(name):
+            return
+        inner = replace(self, name=f"{self.name}!{name}", explicit=False, depth=self.depth + 1)
+        yield from read_stream(opened(blocks(file)), inner)
+
+
+@cache
+def added_formats() -> tuple[Any, ...]:
+    """The formats of other packages."""
+    return tuple(entry.load() for entry in entry_points(group="discern.sources"))
+
+
+def read_stream(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """The documents of a file of unknown content.
+
+    Raises:
+        DataError: it is damaged, expands beyond the limits, or is not text although the user named it.
+        ConfigError: its records have no such field, or an optional package is missing.
+    """
+    with naming(context.name):
+        stream, depth = decompressed(stream, context.name, context.depth)
+        context = replace(context, depth=depth)
+        try:
+            yield from _read_content(stream, context)
+        except NotTextError as problem:
+            for _ in blocks(stream) if depth else ():
+                pass  # checksums come last: a damaged archive must be an error rather than a file left out
+            if context.explicit:
+                raise
+            context.problems.add("file skipped, as it is not text", f"{context.name} ({problem.reason})")
+            context.problems.note(f"skipped: {problem.reason}; {problem.hint}")
+
+
+def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    name, head = context.name, head_of(stream)
+    # First tar, because an archive begins with a file's name, which may look like a magic number.
+    read = _tar if is_tar(head) else next((read for magic, read in _BY_MAGIC.items() if head.startswith(magic)), None)
+    if read is not None:
+        yield from read(stream, context)
+        return
+    if b"\0" in head and suffix_of(name) == ".bin":  # token ids of two bytes, as nanoGPT writes them
+        yield from _ids(stream, np.dtype("<u2"))
+        return
+    pieces = text_pieces(stream, name, context.options.encoding, context.problems)
+    text = next(pieces, "").removeprefix("\ufeff")
+    pieces = chain([text], pieces)
+    kind, content = table_format(name, text), other_content(text, name)
+    if added := [format.documents for format in added_formats() if format.recognizes(name, text)]:
+        yield from added[0](pieces, context)
+    elif kind == "json":
+        yield from record_documents(array_table(pieces, name, context.problems), context)
+    elif kind == "jsonl":
+        lines = split_lines(pieces, name, context.options.limits.record)
+        yield from record_documents(json_table(lines, name, context.problems), context)
+    elif text.lstrip().startswith("<doc "):
+        yield from context.cut(_articles(text_lines(pieces)), are_records=True)
+    elif content is not None and content != HTML:
+        raise NotTextError(name, *content)
+    elif dialect := table_dialect(kind, text):
+        yield from _delimited(pieces, context, dialect)
+    elif content == HTML or len(_CLOSING_TAG.findall(text)) > max(2, len(text) // 200):
+        yield from _html(pieces, context)
+    elif context.options.documents == "record":
+        raise DataError(f"{name} has no records: it is plain text", hint="use --documents blank-line, file or line")
+    else:
+        yield from context.cut(text_lines(pieces), are_records=False)
+
+
+# Archives
+
+
+def is_tar(head: bytes) -> bool:
+    """Whether a stream begins with a tar header: the magic number, or a valid checksum in archives of older formats."""
+    if len(head) < 512 or head[:1] == b"\x00":
+        return False
+    try:
+        return head[257:262] == b"ustar" or bool(tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape"))
+    except tarfile.TarError:
+        return False
+
+
+class _StrictHeader(tarfile.TarInfo):
+    """A header that reports an archive that is cut short, which the library mistakes for the end."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
+        if buf and len(buf) < tarfile.BLOCKSIZE:
+            raise tarfile.ReadError("the archive ends inside a header")
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.InvalidHeaderError as problem:  # type: ignore[attr-defined]
+            raise tarfile.ReadError(f"a header has a {problem}") from problem
+
+
+def _tar(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """The files of an archive, in order. Links, devices and folders are skipped."""
+    options: dict[str, Any] = {"bufsize": BLOCK_BYTES, "tarinfo": _StrictHeader, "errors": "replace"}
+    with tarfile.open(fileobj=stream, mode="r|", **options) as archive:
+        while (member := archive.next()) is not None:
+            archive.members = []  # type: ignore[attr-defined]  # the library keeps every header otherwise
+            if member.isfile() and (content := archive.extractfile(member)):
+                yield from context.read_member(content, member.name)
+
+
+@contextmanager
+def _seekable(stream: io.BufferedReader) -> Iterator[Any]:
+    """The content in a temporary file, for formats that are not read in order."""
+    with tempfile.SpooledTemporaryFile(max_size=1 << 26) as spool:
+        for block in blocks(stream):
+            with writing_temporary_files():
+                spool.write(block)
+        spool.seek(0)
+        yield spool
+
+
+_DOCUMENTS = {
+    "word/document.xml": ("it is a Word document", "extract its text: pandoc -t plain FILE -o FILE.txt"),
+    "xl/workbook.xml": ("it is an Excel workbook", "save its sheet as CSV"),
+    "ppt/presentation.xml": ("it is a PowerPoint presentation", "extract its text: pandoc -t plain FILE -o FILE.txt"),
+    "mimetype": ("it is an OpenDocument file or an e-book", "extract its text: pandoc -t plain FILE -o FILE.txt"),
+}
+"""Documents that are zip archives, by the name of a member."""
+
+
+def _zip(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """The files of an archive, in order."""
+    with _seekable(stream) as file, zipfile.ZipFile(file) as archive:
+        if content := next((_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS), None):
+            raise NotTextError(context.name, *content)
+        for member in archive.infolist():
+            check_expansion(f"{context.name}!{member.filename}", member.file_size, member.compress_size)
+            if not member.is_dir():
+                with archive.open(member) as content_of:
+                    yield from context.read_member(content_of, member.filename)
+
+
+# Records
+
+
+def record_documents(table: Table, context: ReadContext) -> Iterator[Document]:
+    """The text or the token ids of each row.
+
+    Raises:
+        ConfigError: there is no such field, or it is not clear which one holds the text.
+    """
+    field, problems = context.options.text_field(context.name), context.problems
+    sample = table.sample()
+    if not sample:
+        return
+    if field is None and "text" not in table.columns and _ids_of(sample[0]) is not None:
+        for row in table.rows:
+            if (ids := _ids_of(row)) is not None:
+                yield ids
+            else:
+                problems.add(f"record skipped, as it has no list of integers in '{TOKEN_IDS}'", row.where)
+        return
+    column = table.require(field, "--text-field") if field else text_column(table, required=context.explicit)
+    if column is None:
+        problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", context.name)
+        return
+    ignored = ", ".join(name for name in table.columns if name != column)
+    kind = "tables" if table.format in ("csv", "tsv") else "records"
+    if ignored and (kind == "tables" or column not in ("text", field)):
+        problems.note(f"{kind}: the text is read from the column '{column}'; ignored: {ignored}")
+    yield from context.cut(_texts(table, column, problems), are_records=True)
+
+
+def _ids_of(row: Row) -> TokenIds | None:
+    value = row.values.get(TOKEN_IDS)
+    is_list = isinstance(value, list) and bool(value) and all(type(number) is int for number in value)
+    return np.array(value, dtype=np.int64) if is_list else None
+
+
+def _texts(table: Table, column: str, problems: ProblemLog) -> Iterator[Lines]:
+    for row in table.rows:
+        text = row.values.get(column)
+        if not isinstance(text, str) or not text.strip():
+            problems.add(f"record skipped, as it has no text in '{column}'", row.where)
+            continue
+        # Half of a surrogate pair is valid in JSON, but not in UTF-8.
+        clean = text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+        if clean != text:
+            problems.add("half of a surrogate pair, replaced", row.where)
+        yield Lines(clean.split("\n"), ends_record=True)
+
+
+def _arrow(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """The rows of a Parquet or Arrow file."""
+    with _seekable(stream) as file:
+        yield from record_documents(arrow_table(file, context.name, only_text=True), context)
+
+
+_OTHER_NAMES = "id idx index language lang date author url source split tags".split()
+
+
+def table_dialect(kind: TableFormat, head: str) -> Dialect | None:
+    """The delimiter of a table; None if a file is no table.
+
+    A file is a table if its name says so, or if its first lines have the same number of fields and the first one names columns.
+    """
+    lines = [line for line in head.split("\n")[: -1 if len(head) > HEAD_BYTES // 4 else None] if line.strip()]
+    if lines and kind in ("csv", "tsv"):
+        return dialect_of(lines, "\t" if kind == "tsv" else DELIMITERS)
+    for mark in "\t,;|" if len(lines) > 2 else "":
+        rows = [fields_of(line, mark) for line in lines]
+        named = {field.strip().lower() for field in rows[0]} & {*TEXT_NAMES, *LABEL_NAMES, *_OTHER_NAMES}
+        if len(rows[0]) > 1 and len({*map(len, rows)}) == 1 and named and is_header(rows[0]):
+            return Dialect(mark, mark == "\t")
+    return None
+
+
+def _delimited(pieces: Iterator[str], context: ReadContext, dialect: Dialect) -> Iterator[Document]:
+    """The rows of a CSV or TSV file. Labels and headers are never read as text."""
+    lines = split_lines(pieces, context.name, context.options.limits.record)
+    table = delimited_table(lines, context.name, dialect, None, context.problems)
+    if len(table.columns) == 1 and table.columns != ("column 1",):
+        # A short first line of text looks like a name, so the user must be able to notice.
+        context.problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
+    return record_documents(table, context)
+
+
+def hub_documents(context: ReadContext) -> Iterator[Document]:
+    """The rows of a data set `hf:NAME[:CONFIGURATION[:SPLIT]]` on the hub, streamed. The default split is `train`.
+
+    Raises:
+        ConfigError: the extra `hf` is not installed, or the rows have no such field.
+        DataError: the data set cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError as problem:
+        raise ConfigError(f"{context.name} needs the package datasets", hint="pip install 'discern-nlp[hf]'") from problem
+    path, configuration, split = (*context.name.split(":")[1:], "", "")[:3]
+    try:
+        rows = datasets.load_dataset(path, configuration or None, split=split or "train", streaming=True)
+        numbered = (Row(f"{context.name}: row {number}", row, number) for number, row in enumerate(rows, start=1))
+        yield from record_documents(Table(context.name, "json", (), numbered), context)
+    except DiscernError:
+        raise
+    except Exception as problem:  # the library passes on any error of its many back ends
+        hint = "the form is hf:NAME[:CONFIGURATION[:SPLIT]]"
+        raise DataError(f"{context.name} cannot be read: {problem}", hint=hint) from problem
+
+
+# Pages
+
+
+def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lines]:
+    """The text of the pages of a web archive, such as the WET files of Common Crawl; each page is a record.
+
+    Reference: ISO 28500:2017, the WARC format 1.1.
+    """
+    for number in count(1):
+        where = f"{context.name}: record {number:,}"
+        while (line := stream.readline(HEAD_BYTES)) in (b"\r\n", b"\n"):
+            pass
+        if not line:
+            return
+        fields = http.client.parse_headers(stream) if line.startswith(b"WARC/") else Message()
+        left, kind = int(fields.get("Content-Length", -1)), fields.get("WARC-Type")
+        if left < 0:
+            raise DamagedFileError(f"expected a WARC record with its Content-Length, found {line[:40]!r}")
+        parts, is_short = [], left <= context.options.limits.record
+        while left and (block := stream.read(min(left, BLOCK_BYTES))):
+            left -= len(block)
+            parts += [block] if is_short else []
+        if left:
+            raise DamagedFileError(f"record {number} is cut short")
+        content, text = b"".join(parts), ""
+        if kind in ("conversion", "resource") and fields["Content-Type"].startswith("text/plain") and is_short:
+            text = content.decode("utf-8", errors="replace")
+            if (replaced := text.count("\ufffd") - content.count("\ufffd".encode())) > 0:
+                context.problems.add("invalid UTF-8, replaced", where, replaced)
+        elif kind in ("conversion", "resource", "response"):
+            header, _, page = content.partition(b"\r\n\r\n")
+            if has_extractor() and re.search(rb"(?i)\ncontent-type: *(text/html|application/xhtml)", header):
+                text = page_text(page.decode(detect_encoding(page[:HEAD_BYTES]) or "utf-8", errors="replace"))
+            else:
+                context.problems.add("record skipped, as it is not plain text, or too long", where)
+        yield Lines(text.split("\n"), ends_record=True)
+
+
+def page_text(page: str) -> str:
+    """The main text of an HTML page, one paragraph per line; empty if there is none."""
+    import trafilatura
+
+    logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
+
+    return trafilatura.extract(page) or ""
+
+
+def _html(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
+    """The main text of a page, which is a record."""
+    if not has_extractor():
+        raise NotTextError(context.name, *HTML)
+    text = page_text(joined(pieces, context.name))
+    if not text:
+        context.problems.add("page skipped, as it has no running text", context.name)
+    return context.cut([Lines(text.split("\n"), ends_record=True)], are_records=True)
+
+
+def has_extractor() -> bool:
+    """Whether the text of HTML pages can be extracted: the extra `web` is installed."""
+    return find_spec("trafilatura") is not None
+
+
+# Token ids
+
+
+def _npy(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
+    """The token ids in an array: a stream, or a document in each row."""
+    np.lib.format.read_magic(stream)
+    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
+        reason = f"it is an array of {dtype} and shape {shape}"
+        hint = "expected integers: one dimension for a stream of token ids, or two, with a document in each row"
+        raise NotTextError(context.name, reason, hint)
+    return _ids(stream, dtype, *shape[1:])
+
+
+def _ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
+    for block in blocks(stream, count * dtype.itemsize):
+        if len(block) % dtype.itemsize:
+            raise DamagedFileError("it ends inside a token id")
+        yield np.frombuffer(block, dtype).astype(np.int64)
+
+
+# Running text
+
+_MANY_LINE_ENDS = 8
+# One blank line is enough to end a document, and a file of blank lines alone would take a minute per compressed kilobyte.
+_BLANK_LINES = re.compile(r"\n[ \t\r\f\v]*\n[ \t\r\f\v\n]*\n")
+
+
+def text_lines(pieces: Iterable[str]) -> Iterator[Lines]:
+    """The lines of text that comes in pieces. Runs of blank lines may be shortened to one."""
+    rest = ""
+    for piece in pieces:
+        text = rest + piece
+        cut = text.rfind("\n") + 1
+        continues = cut == 0 and len(text) >= BLOCK_BYTES
+        if continues:
+            cut = max(text.rfind(" "), text.rfind("\t")) + 1 or len(text) - 1
+        if cut:
+            # The newline itself is removed, so that it does not become an empty line.
+            whole = text[:cut] if continues else text[: cut - 1]
+            if whole.count("\n") * _MANY_LINE_ENDS > len(whole):
+                whole = _BLANK_LINES.sub("\n\n", whole)
+            yield Lines(whole.split("\n"), continues)
+        rest = text[cut:]
+    if rest:
+        yield Lines(rest.split("\n"))
+
+
+def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
+    """The `<doc ...>` records that WikiExtractor took out of a dump of Wikipedia, entities unescaped.
+
+    Text outside of them is a record, too.
+    """
+    for batch in batches:
+        lines: list[str] = []
+        for line in batch.lines:
+            tag = line.rstrip() if line.startswith("<") else ""
+            if tag == "</doc>" or (tag.startswith("<doc ") and tag.endswith(">")):
+                yield Lines(lines, ends_record=True)
+                lines = []
+            else:
+                lines.append(html.unescape(line).replace("\n", " ") if "&" in line else line)
+        yield Lines(lines, continues=batch.continues)
+
+
+_CLOSING_TAG = re.compile("</(?:p|div|span|a|li|tr|td|h[1-6]|script|style)>", re.IGNORECASE)
+_BY_MAGIC: dict[bytes, Callable[[io.BufferedReader, ReadContext], Iterator[Document]]] = {
+    b"PK\x03\x04": _zip,
+    b"WARC/": lambda stream, context: context.cut(_warc_pages(stream, context), are_records=True),
+    b"PAR1": _arrow,
+    b"\xff\xff\xff\xff": _arrow,
+    b"\x93NUMPY": _npy,
+}
