@@ -23,10 +23,10 @@ from discern.data.dataset.publish import (
     repair,
     write_header,
 )
+from discern.data.dataset.remote import uploaded
 from discern.data.executors import available_cores
 from discern.data.languages import find_language
-from discern.data.object_stores import shown
-from discern.data.remote import remote_address
+from discern.data.remote import remote_address, shown
 from discern.data.reports import PartReport, PrepareReport
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import CorpusOptions
@@ -36,7 +36,6 @@ from discern.data.stages.run import Work
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice, TrainedTokenizer, train_on
 from discern.data.tokenizer.words import SegmenterName
-from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.output import OutputFolder, StagedFolder

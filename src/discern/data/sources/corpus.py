@@ -22,8 +22,7 @@ from typing import BinaryIO
 
 import numpy as np
 
-from discern.data.object_stores import shown
-from discern.data.remote import ResumingStream, is_remote, open_remote, remote_file, remote_files
+from discern.data.remote import ResumingStream, is_remote, open_remote, remote_file, remote_files, shown
 from discern.data.sources.base import ReadContext, named_source, read_stream
 from discern.data.sources.documents import CorpusOptions, Document
 from discern.data.sources.problems import ProblemLog

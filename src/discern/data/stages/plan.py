@@ -22,7 +22,7 @@ from tokenizers import Tokenizer
 from discern.data.dataset.build import BuildOptions
 from discern.data.dataset.manifest import Setting
 from discern.data.dataset.publish import library_versions
-from discern.data.object_stores import shown
+from discern.data.remote import shown
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.tokenizer import prepared
