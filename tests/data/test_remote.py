@@ -64,7 +64,7 @@ def test_a_connection_that_breaks_is_resumed(server: str, monkeypatch: pytest.Mo
     assert read_whole(f"{server}/file") == CONTENT
     begins = [begin for _, begin in _Fragile.requests]
     assert begins[0] == 0
-    assert all(first < second for first, second in zip(begins, begins[1:], strict=False))
+    assert begins == sorted(set(begins))
 
 
 def test_a_file_that_changes_is_not_mixed(server: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,12 +11,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from discern.errors import ConfigError, DataError, DiscernError
 
+_Result = TypeVar("_Result")
 _TRIES = 6
 _FIRST_WAIT_SECONDS = 0.25
 _TIMEOUT_SECONDS = 30
@@ -55,7 +55,7 @@ def remote_address(folder: Path | str) -> str | None:
     """The address that the path of a folder stands for; None if the folder is on this machine."""
     # `Path` joins the two slashes of an address.
     address = re.sub(r"^(\w+):/+", r"\1://", str(folder)).rstrip("/")
-    return address if is_remote(address) and not Path(folder).exists() else None
+    return address if is_remote(address) else None
 
 
 def joined(address: str, name: str) -> str:
@@ -114,8 +114,7 @@ def remote_files(address: str) -> Iterator[RemoteFile]:
 def remote_file(address: str) -> RemoteFile:
     """Size and version of a file, as far as the server reports them. Raises as `remote_files`."""
     with closing(ResumingStream(address)) as stream:
-        found: RemoteFile = _retried(address, stream.connect)
-        return found
+        return _retried(address, stream.connect)
 
 
 def read_whole(address: str) -> bytes:
@@ -150,7 +149,18 @@ class ResumingStream:
         Raises:
             ConfigError, DataError: as `remote_files`, or the file has changed since its beginning was read.
         """
-        data: bytes = _retried(self._address, partial(self._read, size))
+
+        def request(system: Any, path: str) -> bytes:
+            if self._file is None:
+                self.connect(system, path)
+            file, self._file = self._file, None  # opened again after an error
+            data: bytes = file.read(size)
+            self._file = file
+            if not data and not self._address.startswith("http"):
+                self.connect(system, path)  # each block was a request of its own, and the last ones may be of another version
+            return data
+
+        data = _retried(self._address, request)
         self._position += len(data)
         return data
 
@@ -180,21 +190,11 @@ class ResumingStream:
         self._file, self._version = file, found.version
         return found
 
-    def _read(self, size: int, system: Any, path: str) -> bytes:
-        if self._file is None:
-            self.connect(system, path)
-        file, self._file = self._file, None  # opened again after an error
-        data: bytes = file.read(size)
-        self._file = file
-        if not data and not self._address.startswith("http"):
-            self.connect(system, path)  # each block was a request of its own, and the last ones may be of another version
-        return data
-
 
 open_remote = ResumingStream
 
 
-def _retried(address: str, request: Callable[[Any, str], Any]) -> Any:
+def _retried(address: str, request: Callable[[Any, str], _Result]) -> _Result:
     """The result of a request to the file system of an address. It is repeated with growing waits while its error may pass."""
     scheme, _, server = address.split("/")[:3]
     scheme = scheme.rstrip(":")

@@ -36,13 +36,7 @@ from discern.data.remote import (
 )
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
-from discern.storage.checksums import (
-    CHECKSUMS_NAME,
-    cached_checksum,
-    checksum,
-    make_cache_folder,
-    verification_is_on,
-)
+from discern.storage.checksums import CHECKSUMS_NAME, cached_checksum, make_cache_folder
 from discern.storage.files import alone_in, sync_file, write_bytes
 from discern.storage.output import listed
 
@@ -109,34 +103,34 @@ class RemoteFolder:
         with alone_in(used):
             while True:
                 with suppress(FileNotFoundError):
-                    is_complete = path.stat().st_size == expected.size
-                    if is_complete and not (verification_is_on() and cached_checksum(path) != expected.sha256):
+                    if cached_checksum(path) == expected.sha256:
                         return path
 
                 # Keep the files used last that fit beside this one. Those that are arriving or were abandoned count.
                 RemoteFolder.array.cache_clear()  # removed files keep their space while they are mapped
                 with alone_in(cache):
                     left = cache_size() - expected.size
-                    for other in sorted(cache.glob("*/*.used"), key=lambda other: other.stat().st_mtime, reverse=True):
+                    for other in sorted(cache.glob("*/*.used"), key=os.path.getmtime, reverse=True):
                         for file in (other.with_suffix(""), other / "partial"):
                             with suppress(FileNotFoundError):
                                 left -= file.stat().st_size
-                                if left < 0 or file == partial:
+                                if left < 0:
                                     file.unlink()
-                    target = partial.open("xb")
+                    target = partial.open("wb")
                     target.truncate(expected.size)
 
                 with target, closing(open_remote(address)) as source:
                     shutil.copyfileobj(source, target)
                     sync_file(target)
                 with suppress(FileNotFoundError):  # another process needed the space
-                    if (found := checksum(partial)) != expected.sha256:
+                    if (found := cached_checksum(partial)) != expected.sha256:
                         raise DataError(
                             f"{shown(address)} is damaged: its SHA-256 is {found[:12]}..., but the manifest has "
                             f"{expected.sha256[:12]}...",
                             hint="write the data set there again: discern prepare INPUT --out ADDRESS --overwrite",
                         )
                     partial.rename(path)
+                    return path
 
     @cache  # noqa: B019 (a process opens few data sets)
     def array(self, name: str, expected: FileInfo, dtype: np.dtype) -> np.memmap:
@@ -170,9 +164,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
         raise ConfigError(f"{address} contains {listed(foreign)}, which do not belong to a data set", hint="give another --out")
 
     # An existing data set is represented by its manifest: `make` refuses other settings and other text.
-    folder = make_cache_folder("outgoing") / hashlib.sha256(address.encode()).hexdigest()[:32] / "data"
+    outgoing = make_cache_folder("outgoing")
+    folder = outgoing / hashlib.sha256(address.encode()).hexdigest()
     shutil.rmtree(folder, ignore_errors=True)
-    folder.parent.mkdir(exist_ok=True)
     exists = MANIFEST_NAME in there and not overwrite
     if exists:
         folder.mkdir()
@@ -180,10 +174,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
             write_bytes(folder / name, read_whole(joined(address, name)))
 
     # Refused before any work if the credentials do not suffice.
-    unfinished, probe = joined(address, "unfinished"), folder.parent / "unfinished"
-    write_bytes(probe, b"")
-    write_remote(unfinished, probe)
-    remove_remote(unfinished)
+    write_bytes(outgoing / "unfinished", b"")
+    write_remote(joined(address, "unfinished"), outgoing / "unfinished")
+    remove_remote(joined(address, "unfinished"))
     try:
         report = make(folder)
     except DiscernError as problem:
@@ -191,16 +184,17 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
         raise
 
     # An existing data set gets the files that are missing or have the wrong size, and the record of what was found in it.
-    sizes = {name: (folder / name).stat().st_size for name in (*files_of(report.manifest), TOKENIZER_NAME)}
-    missing = tuple(name for name, size in sizes.items() if not exists or there.get(name) != size)
-    progress.note(f"the data set is complete in {folder}, and is now uploaded to {address}")
-    progress.start("uploading", sum(sizes[name] for name in missing), "bytes")
     if not exists:
-        for name in (MANIFEST_NAME, *(there.keys() - sizes.keys())):
+        for name in (MANIFEST_NAME, *there):
             remove_remote(joined(address, name))
+        there.clear()
+    names = (*files_of(report.manifest), TOKENIZER_NAME)
+    missing = tuple(name for name in names if there.get(name) != (folder / name).stat().st_size)
+    progress.note(f"the data set is complete in {folder}, and is now uploaded to {address}")
+    progress.start("uploading", len(missing) + 2, "files")
     for name in (*missing, CHECKSUMS_NAME, MANIFEST_NAME):
         write_remote(joined(address, name), folder / name)
-        progress.advance(sizes.get(name, 0))
+        progress.advance(1)
     progress.finish()
-    shutil.rmtree(folder.parent, ignore_errors=True)
+    shutil.rmtree(folder, ignore_errors=True)
     return replace(report, folder=address, unchanged=exists and not missing, repaired=missing if exists else ())
