@@ -50,7 +50,7 @@ class _Fragile(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "_WAITS", [0.0] * 6)
     monkeypatch.setattr(_Fragile, "requests", [])
     with ThreadingHTTPServer(("127.0.0.1", 0), _Fragile) as running:
         threading.Thread(target=running.serve_forever, args=(0.01,), daemon=True).start()
@@ -124,7 +124,7 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Any:
         def _strip_protocol(cls, path: str) -> str:
             return memory._strip_protocol(path.removeprefix("gs:/"))
 
-    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "_WAITS", [0.0] * 6)
     monkeypatch.setattr("fsspec.filesystem", lambda *_, **__: Store())
     return Store()
 

@@ -46,7 +46,7 @@ def bucket(server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: 
     """The folder of an empty bucket `bucket`, with credentials in the environment and a cache of its own; a text to prepare."""
     for name, value in s3_variables(server[0], tmp_path / "cache").items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(remote, "_FIRST_WAIT_SECONDS", 0.001)
+    monkeypatch.setattr(remote, "_WAITS", [0.0] * 6)
     s3fs.S3FileSystem.clear_instance_cache()
     RemoteFolder.array.cache_clear()
     (tmp_path / "text").write_text(plain(made_up(200)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from discern.errors import ConfigError, DataError, DiscernError
 
 _Result = TypeVar("_Result")
-_TRIES = 6
-_FIRST_WAIT_SECONDS = 0.25
+_WAITS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before each try of a request."""
 _TIMEOUT_SECONDS = 30
 _BLOCK_BYTES = 1 << 23
 _SIGNATURE = "the address may need a signature in its query, or may have expired"
@@ -84,7 +84,7 @@ class RemoteFile:
         return cls(address, info.get("size"), next((str(info[key]) for key in _VERSIONS if info.get(key)), None))
 
 
-def remote_files(address: str) -> Iterator[RemoteFile]:
+def remote_files(address: str) -> list[RemoteFile]:
     """The files of an address: itself, or what is below it or matches its pattern.
 
     Raises:
@@ -108,7 +108,7 @@ def remote_files(address: str) -> Iterator[RemoteFile]:
     files = [remote_file(address)] if address.startswith("http") else _retried(address, find)
     if not files:
         raise AbsentError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
-    yield from files
+    return files
 
 
 def remote_file(address: str) -> RemoteFile:
@@ -204,7 +204,8 @@ def _retried(address: str, request: Callable[[Any, str], _Result]) -> _Result:
             f"an address of {scheme}:// contains a user name or a password, which the manifest would record", hint=credentials
         )
     system = _file_system(scheme)
-    for attempt in range(_TRIES):
+    for wait in _WAITS:
+        time.sleep(wait)
         try:
             system.invalidate_cache()
             return request(system, system._strip_protocol(address))
@@ -223,31 +224,29 @@ def _retried(address: str, request: Callable[[Any, str], _Result]) -> _Result:
             raise DataError(f"access to {shown(address)} is refused: credentials are missing or wrong", hint=credentials)
         if status in (404, 410):
             raise AbsentError(f"there is nothing at {shown(address)}", hint=f"check the address; if it is private: {credentials}")
-        if attempt < _TRIES - 1:
-            time.sleep(_FIRST_WAIT_SECONDS * 2**attempt)
     raise DataError(
-        f"{shown(address)} cannot be reached: {reason}, {_TRIES} times in a row",
+        f"{shown(address)} cannot be reached: {reason}, {len(_WAITS)} times in a row",
         hint="check the address, the network and, for s3://, AWS_ENDPOINT_URL; then run the same command again",
     )
 
 
 def _file_system(scheme: str) -> Any:
-    options: dict[str, Any] = {}
     try:
         import fsspec
 
         if scheme == "s3":
-            options["config_kwargs"] = {"retries": {"total_max_attempts": 1}}  # requests are repeated here
-        elif scheme.startswith("http"):
-            from aiohttp import ClientTimeout
+            return fsspec.filesystem(scheme, config_kwargs={"retries": {"total_max_attempts": 1}})  # requests are repeated here
+        if not scheme.startswith("http"):
+            return fsspec.filesystem(scheme)
+        from aiohttp import ClientTimeout
 
-            options["client_kwargs"] = {
-                "headers": {"Accept-Encoding": "identity"},
-                "auto_decompress": False,
-                "timeout": ClientTimeout(sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS),
-                "trust_env": True,
-            }
-        return fsspec.filesystem(scheme, **options)
+        client = {
+            "headers": {"Accept-Encoding": "identity"},
+            "auto_decompress": False,
+            "timeout": ClientTimeout(sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS),
+            "trust_env": True,
+        }
+        return fsspec.filesystem(scheme, client_kwargs=client)
     except ImportError:
         hint = "pip install 'discern-nlp[remote]', and for gs:// also gcsfs"
         raise ConfigError(f"{scheme}:// needs optional packages", hint=hint) from None

@@ -38,7 +38,6 @@ from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, cached_checksum, make_cache_folder
 from discern.storage.files import alone_in, sync_file, write_bytes
-from discern.storage.output import listed
 
 if TYPE_CHECKING:
     from discern.data.reports import PrepareReport
@@ -120,7 +119,7 @@ class RemoteFolder:
                     target.truncate(expected.size)
 
                 with target, closing(open_remote(address)) as source:
-                    shutil.copyfileobj(source, target)
+                    shutil.copyfileobj(source, target, 1 << 20)
                     sync_file(target)
                 with suppress(FileNotFoundError):  # another process needed the space
                     if (found := cached_checksum(partial)) != expected.sha256:
@@ -161,7 +160,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
     with suppress(AbsentError):
         there = {file.address.removeprefix(f"{address}/"): file.size for file in remote_files(address)}
     if foreign := sorted(name for name in there if name != "unfinished" and not is_own_name(name)):
-        raise ConfigError(f"{address} contains {listed(foreign)}, which do not belong to a data set", hint="give another --out")
+        raise ConfigError(
+            f"{address} contains {', '.join(foreign)}, which do not belong to a data set", hint="give another --out"
+        )
 
     # An existing data set is represented by its manifest: `make` refuses other settings and other text.
     outgoing = make_cache_folder("outgoing")
