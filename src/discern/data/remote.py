@@ -33,7 +33,7 @@ _CREDENTIALS = {
 """How the credentials of each scheme are given."""
 _STATUSES = {"FileNotFoundError": 404, "PermissionError": 403, "NoCredentialsError": 403, "DefaultCredentialsError": 403}
 """HTTP status that an error of a library stands for, by the name of its class: the libraries need not be installed."""
-_VERSIONS = ("ETag", "Etag", "etag", "blob_id", "xet_hash", "Last-Modified", "mtime", "created")
+_VERSIONS = ("ETag", "Etag", "etag", "blob_id", "xet_hash", "Last-Modified", "mtime")
 """Keys under which servers and stores give what distinguishes the versions of a file."""
 
 
@@ -101,8 +101,8 @@ def remote_files(address: str) -> list[RemoteFile]:
         return [
             RemoteFile.of(system.unstrip_protocol(name), info)
             for name, info in sorted(system.find(top, detail=True).items())
-            if info["type"] == "file" and "/." not in name.removeprefix(top)
-            if fixed == path or re.match(glob_translate(path), name)
+            # Without hidden files, and empty objects that stand for folders.
+            if not re.search(r"/\.|/$", name.removeprefix(top)) and (fixed == path or re.match(glob_translate(path), name))
         ]
 
     files = [remote_file(address)] if address.startswith("http") else _retried(address, find)
