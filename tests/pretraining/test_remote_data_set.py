@@ -13,7 +13,7 @@ import pytest
 
 from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
-from discern.data.sources import object_stores
+from discern.data.remote import write_remote
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.progress import Silent
 from tests.data.small_text import made_up, plain, write_vocabulary
@@ -102,25 +102,25 @@ def test_a_run_on_an_unreliable_server_that_is_killed_in_the_middle_of_a_file_en
         train(Path(address), out, STEPS, FEW_ROWS, resume="must")
         server.shutdown()
     assert last_checkpoint(out) == expected
-    assert not list(small_cache.rglob("*.partial"))
+    assert not list(small_cache.rglob("partial"))
 
 
 def test_a_run_on_a_bucket_has_the_weights_of_local_data(
     data: Path, expected: list[bytes], small_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("pyarrow")
+    s3fs = pytest.importorskip("s3fs")
     pytest.importorskip("nanio", reason="the S3 server of the tests is not installed")
     (tmp_path / "s3").mkdir()
     with s3_server(tmp_path / "s3") as address:
         for name, value in s3_variables(address, small_cache).items():
             monkeypatch.setenv(name, value)
-        object_stores._s3.cache_clear()
+        s3fs.S3FileSystem.clear_instance_cache()
         for path in data.iterdir():
-            object_stores.write_object(f"s3://bucket/data/{path.name}", path)
+            write_remote(f"s3://bucket/data/{path.name}", path)
         train(Path("s3://bucket/data"), tmp_path / "run", STEPS, FEW_ROWS)
-    object_stores._s3.cache_clear()
+    s3fs.S3FileSystem.clear_instance_cache()
     assert last_checkpoint(tmp_path / "run") == expected
-    assert not list(small_cache.rglob("*.partial"))
+    assert not list(small_cache.rglob("partial"))
 
 
 def last_checkpoint(out: Path) -> list[bytes]:

@@ -40,6 +40,7 @@ from discern.data.dataset.manifest import (
     data_fingerprint,
 )
 from discern.data.dataset.publish import existing_data_set, other_data_set, refuse_foreign, repair, write_header
+from discern.data.dataset.remote import uploaded
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter, StatisticsCounter
 from discern.data.executors import EngineName, available_cores, executor_of, ordered_map
 from discern.data.job import (
@@ -63,7 +64,6 @@ from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
 from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
 from discern.data.tokenizer.words import SegmenterName
-from discern.data.upload import uploaded
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes, write_file

@@ -1,95 +1,67 @@
-"""Inputs on servers and object stores: `http://`, `https://`, `s3://`, `gs://` and `hf://`.
+"""Files on servers and in object stores: `http://`, `https://`, `s3://`, `gs://` and `hf://`, by the file systems of fsspec.
 
-A connection that breaks is opened again at the byte where it broke. An object that changes meanwhile is an error, because the
-rest would not belong to the beginning. Messages contain neither credentials nor the text of errors of the libraries, which may.
+A request that fails is repeated, and a file is read on at the byte where its connection broke. What an error means follows from
+its class or its HTTP status. Messages contain neither queries nor the text of errors of the libraries, which may hold a key.
 """
 
 from __future__ import annotations
 
-import glob
-import http.client
 import re
 import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Callable
+from contextlib import closing, suppress
 from dataclasses import dataclass
-from email.message import Message
 from pathlib import Path
-from typing import Any
-from urllib.parse import quote, urlsplit, urlunsplit
+from typing import Any, TypeVar
 
-from discern.data.object_stores import (
-    PACKAGES,
-    AbsentError,
-    StoreError,
-    connection_hint,
-    credentials_hint,
-    explaining,
-    file_system,
-    open_object,
-    reason_of,
-    refused,
-    remove_object,
-    shown,
-    version_of,
-    write_object,
-)
 from discern.errors import ConfigError, DataError, DiscernError
 
-_TRIES = 6
-_FIRST_WAIT_SECONDS = 0.25
+_Result = TypeVar("_Result")
+_WAITS = (0.0, 0.25, 0.5, 1.0, 2.0, 4.0)
+"""Seconds before each try of a request."""
 _TIMEOUT_SECONDS = 30
-_PASSING = (408, 425, 429, 500, 502, 503, 504)
-_HEADERS = {"User-Agent": "discern", "Accept-Encoding": "identity"}
-_AS_THEY_ARE = "%/:?#[]@!$&'()*+,;=~"
-"""Characters of an address that are not percent-encoded: those with a meaning, and `%`, which begins what is encoded already."""
-_ADDRESS = re.compile(rf"(https?|{'|'.join(PACKAGES)}):/+(.+)", re.IGNORECASE | re.DOTALL)
+_BLOCK_BYTES = 1 << 23
+_SIGNATURE = "the address may need a signature in its query, or may have expired"
+_CREDENTIALS = {
+    "http": _SIGNATURE,
+    "https": _SIGNATURE,
+    "s3": "export AWS_ACCESS_KEY_ID=... AWS_SECRET_ACCESS_KEY=..., or export AWS_PROFILE=NAME; for a server of your own also "
+    "export AWS_ENDPOINT_URL=https://SERVER",
+    "gs": "gcloud auth application-default login, or export GOOGLE_APPLICATION_CREDENTIALS=FILE.json",
+    "hf": "hf auth login, or export HF_TOKEN=..., and accept the terms of the repository on its page",
+}
+"""How the credentials of each scheme are given."""
+_STATUSES = {"FileNotFoundError": 404, "PermissionError": 403, "NoCredentialsError": 403, "DefaultCredentialsError": 403}
+"""HTTP status that an error of a library stands for, by the name of its class: the libraries need not be installed."""
+_VERSIONS = ("ETag", "Etag", "etag", "blob_id", "xet_hash", "Last-Modified", "mtime")
+"""Keys under which servers and stores give what distinguishes the versions of a file."""
+
+
+class AbsentError(DataError):
+    """Nothing is at an address."""
 
 
 def is_remote(text: str) -> bool:
     """Whether an input is the address of something on a server or in an object store."""
-    scheme, separator, _ = text.partition("://")
-    return bool(separator) and scheme.lower() in ("http", "https", *PACKAGES)
+    return text.startswith(tuple(f"{scheme}://" for scheme in _CREDENTIALS))
+
+
+def shown(text: str) -> str:
+    """An input as messages and the manifest show it: without the query of an address, which may be a signature."""
+    return text.partition("?")[0] if is_remote(text) else text
 
 
 def remote_address(folder: Path | str) -> str | None:
-    """The address that the path of a folder stands for; None if the folder is on this machine.
-
-    `Path` joins the two slashes of an address, which are restored here.
-    """
-    found = _ADDRESS.fullmatch(str(folder))
-    if found is None or Path(folder).exists():
-        return None
-    return f"{found[1].lower()}://{found[2].rstrip('/')}"
+    """The address that the path of a folder stands for; None if the folder is on this machine."""
+    # `Path` joins the two slashes of an address.
+    address = re.sub(r"^(\w+):/+", r"\1://", str(folder)).rstrip("/")
+    return address if is_remote(address) else None
 
 
 def joined(address: str, name: str) -> str:
     """The address of a file in a folder. A query stays behind the path."""
-    parts = urlsplit(address)
-    return urlunsplit(parts._replace(path=f"{parts.path.rstrip('/')}/{name}"))
-
-
-def refuse_password(address: str) -> None:
-    """Check that an address contains no user name and no password, which manifests and records of runs would keep.
-
-    Raises:
-        ConfigError: it does, or the name of its server is not valid.
-    """
-    try:
-        parts = urlsplit(address)
-    except ValueError:
-        scheme = address.partition("://")[0]
-        raise ConfigError(
-            f"an input that begins with {scheme}:// is not an address: its server name has an unpaired bracket",
-            hint=f"the form is {scheme}://SERVER/PATH",
-        ) from None
-    if parts.username or parts.password:
-        raise ConfigError(
-            f"the address of an input at {parts.hostname} contains a user name or a password, which the manifest would record",
-            hint=credentials_hint(address),
-        )
+    path, mark, query = address.partition("?")
+    return f"{path.rstrip('/')}/{name}{mark}{query}"
 
 
 @dataclass(frozen=True)
@@ -99,287 +71,182 @@ class RemoteFile:
     Attributes:
         address: its address.
         size: size in bytes; None if unknown.
-        version: ETag or time of the last change, as the server gives it; None if it gives neither.
+        version: ETag, hash or time of the last change, as the server gives it; None if it gives none.
     """
 
     address: str
     size: int | None
     version: str | None
 
+    @classmethod
+    def of(cls, address: str, info: dict[str, Any]) -> RemoteFile:
+        """A file as a file system of fsspec describes it."""
+        return cls(address, info.get("size"), next((str(info[key]) for key in _VERSIONS if info.get(key)), None))
 
-def remote_files(address: str) -> Iterator[RemoteFile]:
+
+def remote_files(address: str) -> list[RemoteFile]:
     """The files of an address: itself, or what is below it or matches its pattern.
 
     Raises:
         ConfigError: the address contains a password, or an optional package is missing.
         DataError: nothing is there, access is refused, or the server does not answer.
     """
-    refuse_password(address)
-    parts = urlsplit(address)
-    if parts.scheme.lower() in ("http", "https"):
-        yield remote_file(address)
-        return
-    system, path = file_system(address)
-    with explaining(address):
-        if glob.has_magic(path):
-            found = {name: info for name, info in system.glob(path, detail=True).items() if info["type"] == "file"}
-        else:
-            found = system.find(path, detail=True)
-        files = [
-            RemoteFile(f"{parts.scheme}://{name}", info.get("size"), version_of(info))
-            # Of a single object, some libraries list the name only.
-            for name, info in ((name, found[name] or system.info(name)) for name in sorted(found))
-            if _is_visible(name, path)
+
+    def find(system: Any, path: str) -> list[RemoteFile]:
+        from fsspec.utils import glob_translate
+
+        fixed = re.split(r"[*?\[]", path)[0]
+        top = path if fixed == path else fixed.rpartition("/")[0]
+        # `find` lists everything below in one go. `glob` leaves out folders that cannot be listed, without an error.
+        return [
+            RemoteFile.of(system.unstrip_protocol(name), info)
+            for name, info in sorted(system.find(top, detail=True).items())
+            # Without hidden files, and empty objects that stand for folders.
+            if not re.search(r"/\.|/$", name.removeprefix(top)) and (fixed == path or re.match(glob_translate(path), name))
         ]
+
+    files = [remote_file(address)] if address.startswith("http") else _retried(address, find)
     if not files:
         raise AbsentError(f"there is nothing at {shown(address)}", hint="check the address; quote a pattern for the shell")
-    yield from files
+    return files
 
 
 def remote_file(address: str) -> RemoteFile:
-    """Size and version of a file, as far as the server reports them.
-
-    Raises:
-        ConfigError, DataError: as for `remote_files`.
-    """
-    if urlsplit(address).scheme.lower() in ("http", "https"):
-        return _file_on_server(address)
-    system, path = file_system(address)
-    with explaining(address):
-        system.invalidate_cache()
-        info = system.info(path)
-    return RemoteFile(address, info.get("size"), version_of(info))
-
-
-def open_remote(address: str) -> ResumingStream:
-    """The bytes of an address.
-
-    Raises:
-        DataError: it does not exist, access is refused, or the server does not answer.
-        ConfigError: an optional package is missing.
-    """
-    if urlsplit(address).scheme.lower() in ("http", "https"):
-        return ResumingStream(shown(address), _Server(address).open)
-    return ResumingStream(shown(address), open_object(address))
+    """Size and version of a file, as far as the server reports them. Raises as `remote_files`."""
+    with closing(ResumingStream(address)) as stream:
+        return _retried(address, stream.connect)
 
 
 def read_whole(address: str) -> bytes:
-    """The content of a small file.
-
-    Raises:
-        ConfigError, DataError: as for `open_remote`.
-    """
-    stream, content = open_remote(address), bytearray()
-    try:
-        while data := stream.read(1 << 20):
-            content += data
-    finally:
-        stream.close()
-    return bytes(content)
+    """The content of a small file. Raises as `remote_files`."""
+    with closing(ResumingStream(address)) as stream:
+        return b"".join(iter(stream.read, b""))
 
 
-def write_remote(address: str, content: Path | bytes) -> None:
-    """Write a file to an object store, whole or not at all; tried again if the connection breaks.
-
-    Raises:
-        ConfigError: an optional package is missing.
-        DataError: access is refused, or the connection breaks again and again.
-    """
-    expected = len(content) if isinstance(content, bytes) else content.stat().st_size
-
-    def write() -> None:
-        found = write_object(address, content)
-        if found not in (None, expected):
-            raise StoreError(f"it has {found:,} bytes of {expected:,}")
-
-    _repeated(address, "written", write)
+def write_remote(address: str, source: Path) -> None:
+    """Write a file to an object store, whole or not at all. Raises as `remote_files`."""
+    _retried(address, lambda system, path: system.put_file(str(source), path))
 
 
 def remove_remote(address: str) -> None:
-    """Remove a file from an object store, if it exists.
-
-    Raises:
-        ConfigError, DataError: as for `write_remote`.
-    """
-    _repeated(address, "removed", lambda: remove_object(address))
-
-
-def _repeated(address: str, done: str, act: Callable[[], None]) -> None:
-    for _ in _tries():
-        try:
-            act()
-            return
-        except StoreError as problem:
-            reason = str(problem)
-    raise DataError(f"{shown(address)} cannot be {done}: {reason}, {_TRIES} times in a row", hint=connection_hint(address))
-
-
-def _tries() -> Iterator[None]:
-    """Six tries, with growing waits between them."""
-    for failures in range(_TRIES):
-        if failures:
-            time.sleep(_FIRST_WAIT_SECONDS * 2 ** (failures - 1))
-        yield
+    """Remove a file from an object store, if it exists. Raises as `remote_files`."""
+    with suppress(AbsentError):
+        _retried(address, lambda system, path: system.rm_file(path))
 
 
 class ResumingStream:
-    """A stream that continues where a broken connection ended.
-
-    Args:
-        name: name for messages.
-        open_at: opens a connection at an offset; returns it with the size of the whole, or None if that is unknown.
-    """
-
-    def __init__(self, name: str, open_at: Callable[[int], tuple[Any, int | None]]) -> None:
-        self._name = name
-        self._open_at = open_at
-        self._position = 0
-        self._failures = 0
-        self._connection: Any = None
-        self._size: int | None = None
-
-    def read(self, size: int = -1, /) -> bytes:
-        """Up to `size` bytes; empty only at the end.
-
-        Raises:
-            DataError: the connection breaks again and again.
-        """
-        while True:
-            try:
-                if self._connection is None:
-                    self._connection, self._size = self._open_at(self._position)
-                data: bytes = self._connection.read(size)
-                if data or self._size is None or self._position >= self._size:
-                    self._position += len(data)
-                    self._failures = 0
-                    return data
-                reason = "the connection ended early"
-            except http.client.IncompleteRead as problem:
-                if problem.partial:
-                    self._position += len(problem.partial)
-                    self.close()
-                    return problem.partial
-                reason = "the connection ended early"
-            except DiscernError:
-                raise
-            except Exception as problem:  # the libraries of object stores have errors of their own, which may hold a key
-                reason = reason_of(problem)
-            self._wait(reason)
-
-    def close(self) -> None:
-        """End the connection."""
-        if self._connection is not None:
-            with suppress(Exception):
-                self._connection.close()
-        self._connection = None
-
-    def _wait(self, reason: str) -> None:
-        self.close()
-        self._failures += 1
-        if self._failures >= _TRIES:
-            of = f" of {self._size:,}" if self._size is not None else ""
-            raise DataError(
-                f"{self._name} cannot be read beyond byte {self._position:,}{of}: {reason}, {_TRIES} times in a row",
-                hint=connection_hint(self._name),
-            )
-        time.sleep(_FIRST_WAIT_SECONDS * 2 ** (self._failures - 1))
-
-
-class _Server:
-    """A file on a web server."""
+    """The bytes of an address, which is opened when it is first read, and read on where its connection broke."""
 
     def __init__(self, address: str) -> None:
         self._address = address
+        self._position = 0
         self._version: str | None = None
+        self._file: Any = None
 
-    def open(self, offset: int) -> tuple[Any, int | None]:
-        headers = _HEADERS | ({"Range": f"bytes={offset}-"} if offset else {})
-        response = _answer(self._address, "GET", headers)
-        version = _version_in(response.headers)
-        if offset and version != self._version:
+    def read(self, size: int = _BLOCK_BYTES, /) -> bytes:
+        """Up to `size` bytes; empty only at the end.
+
+        Raises:
+            ConfigError, DataError: as `remote_files`, or the file has changed since its beginning was read.
+        """
+
+        def request(system: Any, path: str) -> bytes:
+            if self._file is None:
+                self.connect(system, path)
+            file, self._file = self._file, None  # opened again after an error
+            data: bytes = file.read(size)
+            self._file = file
+            if not data and not self._address.startswith("http"):
+                self.connect(system, path)  # each block was a request of its own, and the last ones may be of another version
+            return data
+
+        data = _retried(self._address, request)
+        self._position += len(data)
+        return data
+
+    def close(self) -> None:
+        """End the connection."""
+        if self._file is not None:
+            self._file.close()
+
+    def connect(self, system: Any, path: str) -> RemoteFile:
+        """Open the file at the current position."""
+        left = 0
+        if self._address.startswith("http"):
+            # A stream (`block_size=0`): the size may be unknown (1 avoids a request for it), and the server may have no ranges.
+            headers = {"Range": f"bytes={self._position}-"} if self._position else {}
+            file = system.open(path, block_size=0, size=1, headers=headers)
+            info = {**file.r.headers, "size": file.r.content_length}
+            left = 0 if file.r.status == 206 else self._position
+        else:
+            info = system.info(path)
+            file = system.open(path, block_size=_BLOCK_BYTES, cache_type="readahead")
+            file.seek(self._position)
+        found = RemoteFile.of(self._address, info)
+        if self._position and found.version != self._version:
             raise DataError(f"{shown(self._address)} changed while it was read", hint="run the same command again")
-        self._version = version
-        length = response.headers.get("Content-Length")
-        size = int(length) if length is not None and length.isdecimal() else None
-        if response.status == 206:
-            return response, None if size is None else offset + size
-        left = offset  # the server knows no ranges
+        while left and (data := file.read(left)):
+            left -= len(data)
+        self._file, self._version = file, found.version
+        return found
+
+
+open_remote = ResumingStream
+
+
+def _retried(address: str, request: Callable[[Any, str], _Result]) -> _Result:
+    """The result of a request to the file system of an address. It is repeated with growing waits while its error may pass."""
+    scheme, _, server = address.split("/")[:3]
+    scheme = scheme.rstrip(":")
+    credentials = _CREDENTIALS[scheme]
+    if "@" in server:
+        raise ConfigError(
+            f"an address of {scheme}:// contains a user name or a password, which the manifest would record", hint=credentials
+        )
+    system = _file_system(scheme)
+    for wait in _WAITS:
+        time.sleep(wait)
         try:
-            while left and (skipped := response.read(min(left, 1 << 20))):
-                left -= len(skipped)
-        except http.client.IncompleteRead:
-            pass  # its bytes come before the offset
-        if left:
-            response.close()
-            raise ConnectionError("the connection ended early")
-        return response, size
-
-
-def _version_in(headers: Message) -> str | None:
-    """What tells the version of a file from others: its ETag, or when it was modified."""
-    return headers.get("ETag") or headers.get("Last-Modified")
-
-
-def _answer(address: str, method: str, headers: dict[str, str]) -> Any:
-    """The response of a server.
-
-    Raises:
-        DataError: the file does not exist, or access is refused.
-        OSError: the server does not answer, or asks to come again later.
-    """
-    try:
-        request = urllib.request.Request(_quoted(address), headers=headers, method=method)
-        return urllib.request.urlopen(request, timeout=_TIMEOUT_SECONDS)
-    except urllib.error.HTTPError as problem:
-        problem.close()
-        code = problem.code
-    except (ValueError, http.client.InvalidURL):
-        raise ConfigError(f"{shown(address)} is not an address", hint="the form is https://SERVER/PATH") from None
-    if code in _PASSING:
-        raise StoreError(f"the server answers {code}")
-    if code in (401, 403):
-        raise refused(address)
-    if code in (404, 410):
-        raise AbsentError(f"{shown(address)} does not exist: the server answers {code}", hint="check the address")
-    raise DataError(f"{shown(address)} cannot be read: the server answers {code}", hint="check the address")
-
-
-def _quoted(address: str) -> str:
-    """An address as it is sent: spaces and letters beyond ASCII are percent-encoded, except for what is encoded already.
-
-    Raises:
-        ValueError: the name of the server is not valid.
-    """
-    parts = urlsplit(address)
-    server = parts.netloc if parts.netloc.isascii() else parts.netloc.encode("idna").decode()
-    path, query = (quote(part, safe=_AS_THEY_ARE) for part in (parts.path, parts.query))
-    return urlunsplit((parts.scheme, server, path, query, ""))
-
-
-def _file_on_server(address: str) -> RemoteFile:
-    """Size and version of a file, if the server tells them without sending the file."""
-    # Tried again: without its version, the file would seem to be another one than when the server was less busy.
-    for _ in _tries():
-        try:
-            with _answer(address, "HEAD", _HEADERS) as response:
-                length = response.headers.get("Content-Length")
-                size = int(length) if length is not None and length.isdecimal() else None
-                return RemoteFile(address, size, _version_in(response.headers))
-        except AbsentError:
+            system.invalidate_cache()
+            return request(system, system._strip_protocol(address))
+        except DiscernError:
             raise
-        except DataError:
-            break  # an address may be signed for reading only
-        except StoreError:
-            continue
-        except (OSError, http.client.HTTPException) as problem:
-            reason = getattr(problem, "reason", None) or problem
-            raise DataError(
-                f"{urlsplit(address).netloc} does not answer: {type(reason).__name__}", hint="check the address and the network"
-            ) from None
-    return RemoteFile(address, None, None)
+        except Exception as problem:
+            kind = type(problem).__name__
+            response = getattr(problem, "response", None)  # of huggingface_hub; that of botocore is a dictionary
+            status = getattr(problem, "status", None) or getattr(problem, "code", None) or getattr(response, "status_code", None)
+            reason = f"status {status}" if status else kind
+            status = status or _STATUSES.get(kind)
+            if scheme == "gs" and kind == "OSError":  # how gcsfs reports status 403
+                status = 403
+        if status in (401, 403):
+            system.clear_instance_cache()  # it remembers the credentials
+            raise DataError(f"access to {shown(address)} is refused: credentials are missing or wrong", hint=credentials)
+        if status in (404, 410):
+            raise AbsentError(f"there is nothing at {shown(address)}", hint=f"check the address; if it is private: {credentials}")
+    raise DataError(
+        f"{shown(address)} cannot be reached: {reason}, {len(_WAITS)} times in a row",
+        hint="check the address, the network and, for s3://, AWS_ENDPOINT_URL; then run the same command again",
+    )
 
 
-def _is_visible(name: str, top: str) -> bool:
-    """Whether no part of a path below the top begins with a dot."""
-    below = name[len(top) :] if name.startswith(top) else name.rsplit("/", 1)[-1]
-    return not any(part.startswith(".") for part in below.split("/"))
+def _file_system(scheme: str) -> Any:
+    try:
+        import fsspec
+
+        if scheme == "s3":
+            return fsspec.filesystem(scheme, config_kwargs={"retries": {"total_max_attempts": 1}})  # requests are repeated here
+        if not scheme.startswith("http"):
+            return fsspec.filesystem(scheme)
+        from aiohttp import ClientTimeout
+
+        client = {
+            "headers": {"Accept-Encoding": "identity"},
+            "auto_decompress": False,
+            "timeout": ClientTimeout(sock_connect=_TIMEOUT_SECONDS, sock_read=_TIMEOUT_SECONDS),
+            "trust_env": True,
+        }
+        return fsspec.filesystem(scheme, client_kwargs=client)
+    except ImportError:
+        hint = "pip install 'discern-nlp[remote]', and for gs:// also gcsfs"
+        raise ConfigError(f"{scheme}:// needs optional packages", hint=hint) from None

@@ -27,8 +27,7 @@ from discern.data.dataset.manifest import (
     read_manifest,
 )
 from discern.data.dataset.remote import RemoteFolder
-from discern.data.object_stores import shown
-from discern.data.remote import remote_address
+from discern.data.remote import remote_address, shown
 from discern.errors import DataError
 from discern.storage.checksums import digest_of, verification_is_on
 

@@ -21,8 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from discern.data.object_stores import shown
-from discern.data.remote import is_remote, open_remote, remote_file, remote_files
+from discern.data.remote import is_remote, open_remote, remote_file, remote_files, shown
 from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
 from discern.data.sources.formats import ReadContext, hub_documents, read_stream
 from discern.data.sources.streams import blocks, naming, opened

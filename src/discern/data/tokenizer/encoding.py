@@ -183,7 +183,7 @@ class DocumentEncoder:
             DataError: a token id is not in the vocabulary.
         """
         if documents and isinstance(documents[0], np.ndarray):
-            found = [self._take(ids) for ids in documents]
+            found = [self._take(np.asarray(ids)) for ids in documents]
             return TokenBlock.joined(found), np.array([block.num_documents > 0 for block in found]), Counter()
         unknown = Counter[str]()
         # The encodings of a batch are freed before the next batch is encoded.
