@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from discern.config.problems import InvalidConfigError
+from discern.config.resolve import InvalidConfigError
 from discern.config.schema import expectation
 from tests.config.recipe import Oven, cook
 

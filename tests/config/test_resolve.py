@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.config.problems import InvalidConfigError
+from discern.config.resolve import InvalidConfigError
 from discern.config.schema import flatten
 from tests.config.recipe import Cake, Soup, cook, cook_file, from_preset
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from discern.corruption.permutation import legacy_span_targets, quotas, single_targets, span_lengths, span_targets
 from discern.corruption.randomness import Randomness
-from discern.corruption.span_targets import legacy_span_targets, quotas, single_targets, span_lengths, span_targets
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discern.corruption.masking import MaskingContext, quota
+from discern.corruption.masking import MaskingContext, quota, span, span_lengths, words_of
 from discern.corruption.randomness import Randomness
-from discern.corruption.words import span, span_lengths, words_of
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from scipy import stats
 
-from discern.corruption.masking import MaskingContext, quota
+from discern.corruption.masking import MaskingContext, Words, quota, take_in_order, whole_word, words_of
 from discern.corruption.randomness import Randomness
-from discern.corruption.words import Words, take_in_order, whole_word, words_of
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 
