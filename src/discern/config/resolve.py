@@ -149,6 +149,7 @@ class Resolution:
         self.problems: list[Problem] = []
         self.dropped: list[Dropped] = []
         self._variants = variants
+        self._chosen: dict[str, str] = {}
 
         # Choose the model of each section whose keys depend on a value
         fields = keys_of(root)[1]
@@ -162,6 +163,7 @@ class Resolution:
             setting = settings.get(key, Setting(fields[key].default, DEFAULT))
             try:
                 models[section] = variant.model(str(setting.value))
+                self._chosen[section] = f"{variant.key} = '{setting.value}'"
             except ConfigError as error:
                 self.problems.append(Problem(key, f"{setting.origin.where}: {error.message}", error.hint))
         self._sections, self._fields = keys_of(root, models)
@@ -256,8 +258,7 @@ class Resolution:
 
     def _place(self, section: str) -> str:
         """A section with its variant: "[objective] with name = 'mlm'"."""
-        key = f"{section}.{self._variants[section].key}" if section in self._variants else ""
-        return f"[{section}]" + (f" with {key.rpartition('.')[2]} = '{self.settings[key].value}'" if key in self.settings else "")
+        return f"[{section}]" + (f" with {self._chosen[section]}" if section in self._chosen else "")
 
     def _unknown_key(self, key: str, where: str) -> Problem:
         """An unknown key, with the one that was probably meant."""

@@ -79,7 +79,8 @@ def section_model(field: FieldInfo) -> type[BaseModel] | None:
 
 def alternatives(field: FieldInfo) -> list[dict[str, Any]]:
     """The types that a field accepts, as JSON schemas."""
-    schema = create_model("Field", value=(field.annotation, field)).model_json_schema()["properties"]["value"]
+    kind: Any = field.annotation
+    schema = create_model("Field", value=(kind, field)).model_json_schema()["properties"]["value"]
     return list(schema.get("anyOf", [schema]))
 
 

@@ -259,7 +259,7 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
                 hint=hint,
             )
     elif not log and (known or is_recorded(folder)):
-        raise error(f"{path} has no checksum, because {folder / CHECKSUMS_NAME} is missing or incomplete", hint=hint)
+        raise error(f"{path} has no checksum in {folder / CHECKSUMS_NAME}, which is missing or incomplete", hint=hint)
 
 
 def lost_files(folder: Path) -> list[str]:
