@@ -99,7 +99,7 @@ def rows(count: int, length: int, *, seed: int = 0, one_piece: float = 0.7, back
 
 def test_quotas_by_hand() -> None:
     def of(first: int, second: int, real: int) -> list[int]:
-        return quotas(torch.tensor([[first, second]]), torch.tensor([real]), 6)[0].tolist()
+        return [int(part) for part in quotas(*(torch.tensor([number]) for number in (first, second, real)), 6)]
 
     assert of(256, 253, 512) == [43, 42]
     assert of(64, 61, 128) == [11, 10]
@@ -124,7 +124,7 @@ def test_the_quota_is_exact_in_each_part(choose: Choose, length: int) -> None:
     batch = rows(200, length)
     chosen = choose(batch, 6, randomness(200))
     part = length // 2
-    expected = quotas(torch.tensor([[part, part - 3]]), torch.tensor([length]), 6)[0].tolist()
+    expected = [int(found) for found in quotas(*map(torch.tensor, (part, part - 3, length)), 6)]
     assert chosen[:, :part].sum(1).unique().tolist() == [expected[0]]
     assert chosen[:, part:].sum(1).unique().tolist() == [expected[1]]
     assert not (chosen & batch.special_tokens_mask).any()

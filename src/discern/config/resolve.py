@@ -156,16 +156,13 @@ class Resolution:
         models: dict[str, type[BaseModel]] = {}
         for section, variant in variants.items():
             key = f"{section}.{variant.key}"
-            if key not in settings and fields[key].is_required():
-                hint = f"--set {key}=NAME, or a preset to start from; known: {', '.join(variant.known())}"
-                self.problems.append(Problem(key, f"{key} is missing", hint))
-                continue
             setting = settings.get(key, Setting(fields[key].default, DEFAULT))
             try:
                 models[section] = variant.model(str(setting.value))
                 self._chosen[section] = f"{variant.key} = '{setting.value}'"
             except ConfigError as error:
-                self.problems.append(Problem(key, f"{setting.origin.where}: {error.message}", error.hint))
+                found = f"{setting.origin.where}: {error.message}" if key in settings else f"{key} is missing"
+                self.problems.append(Problem(key, found, error.hint))
         self._sections, self._fields = keys_of(root, models)
         open_sections = variants.keys() - models.keys()
 
@@ -241,7 +238,6 @@ class Resolution:
             if unfit:
                 self._validate(section, {name: value for name, value in values.items() if name not in unfit})
             else:
-                self.parts.pop(section, None)
                 self.report(error, section)
 
     def _is_for_another_variant(self, section: str, key: str) -> bool:

@@ -132,16 +132,18 @@ def _choose(
     return chosen
 
 
-def quotas(eligible: Int[Tensor, "B 2"], real: Int[Tensor, "B"], ratio: int) -> Int[Tensor, "B 2"]:
-    """Number of tokens to predict in the first and in the second part.
+def quotas(
+    first: Int[Tensor, "B"], second: Int[Tensor, "B"], real: Int[Tensor, "B"], ratio: int
+) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
+    """Number of tokens to predict in the first and in the second part, which have so many eligible tokens.
 
     The total is the number of real tokens of the row divided by `ratio`, rounded down, but at least one. Half of it, rounded
     down, is in the second part. If a part has too few eligible tokens, the other one makes up for it. For a full row of 512
     tokens and ratio 6, the quotas are 43 and 42.
     """
-    wanted = torch.minimum((real // ratio).clamp(min=1), eligible.sum(1))
-    second = torch.minimum(torch.maximum(wanted // 2, wanted - eligible[:, 0]), eligible[:, 1])
-    return torch.stack([wanted - second, second], 1)
+    wanted = torch.minimum((real // ratio).clamp(min=1), first + second)
+    in_second = torch.minimum(torch.maximum(wanted // 2, wanted - first), second)
+    return wanted - in_second, in_second
 
 
 def _window(
@@ -190,9 +192,8 @@ def _parts(batch: TokenBatch, eligible: Bool[Tensor, "B L"], ratio: int) -> list
     """The parts of the rows by name, as masks over the positions, each with its quota. One part without a `reuse_length`."""
     length = eligible.shape[1]
     first = torch.arange(length, device=eligible.device) < (batch.reuse_length or length)
-    counts = torch.stack([(eligible & first).sum(1), (eligible & ~first).sum(1)], 1)
-    shares = quotas(counts, batch.attention_mask.sum(1), ratio)
-    parts = [("first", first, shares[:, 0]), ("second", ~first, shares[:, 1])]
+    shares = quotas((eligible & first).sum(1), (eligible & ~first).sum(1), batch.attention_mask.sum(1), ratio)
+    parts = list(zip(("first", "second"), (first, ~first), shares, strict=True))
     return parts if batch.reuse_length else parts[:1]
 
 

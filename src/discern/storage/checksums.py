@@ -21,7 +21,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError
 from pathlib import Path
@@ -144,8 +144,7 @@ def record_checksums(folder: Path, names: Iterable[str]) -> None:
         DataError: `checksums.json` is damaged.
         OSError: a file cannot be read or written.
     """
-    digests = {name: checksum(folder / name) for name in names}
-    _update(folder, lambda known: known | digests)
+    _update(folder, {name: checksum(folder / name) for name in names})
 
 
 @contextmanager
@@ -157,12 +156,11 @@ def recording(folder: Path, digests: Mapping[str, str]) -> Iterator[None]:
         OSError: it cannot be written.
     """
 
-    def both(known: dict[str, str]) -> dict[str, str]:
-        return known | {name: "|".join(dict.fromkeys([*known.get(name, "").split("|"), new])) for name, new in digests.items()}
-
+    known = read_checksums(folder)
+    both = {name: "|".join(dict.fromkeys([*known.get(name, "").split("|"), new])) for name, new in digests.items()}
     _update(folder, both)
     yield
-    _update(folder, lambda known: known | dict(digests))
+    _update(folder, digests)
 
 
 def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
@@ -217,13 +215,15 @@ def forget_checksums(folder: Path, names: Iterable[str]) -> None:
     """
     gone = set(names) & read_checksums(folder).keys()
     if gone:
-        _update(folder, lambda known: {name: digest for name, digest in known.items() if name not in gone})
+        _update(folder, dict.fromkeys(gone))
 
 
-def _update(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-    """Replace `checksums.json` by what `change` makes of its entries; another process that does the same waits."""
+def _update(folder: Path, changes: Mapping[str, str | None]) -> None:
+    """Change entries of `checksums.json`; None removes one. Another process that does the same waits."""
     with replacing_file(folder / CHECKSUMS_NAME, wait=True) as file:
-        file.write(f"{json.dumps(change(read_checksums(folder)), indent=1, sort_keys=True)}\n".encode())
+        entries = {**read_checksums(folder), **changes}
+        kept = {name: entry for name, entry in entries.items() if entry is not None}
+        file.write(f"{json.dumps(kept, indent=1, sort_keys=True)}\n".encode())
 
 
 def verify(path: Path, content: bytes | None = None, error: type[DiscernError] = DataError, *, log: bool = False) -> None:
