@@ -20,9 +20,8 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
 
-from discern.corruption.permutation import blocked_pairs, factorization_order
+from discern.corruption.permutation import blocked_pairs, factorization_order, span_targets
 from discern.corruption.randomness import Randomness
-from discern.corruption.span_targets import span_targets
 from discern.types import TokenBatch
 
 FIRST = "▁the ▁river ▁flow ing ▁past ▁the ▁old ▁mill ▁turn s ▁north ▁and".split()

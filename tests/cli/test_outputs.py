@@ -68,7 +68,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "detect exported t.txt --out exported/model.safetensors",
         "detect exported t.txt --html exported/config.json",
         "detect exported t.txt --out linked/model.safetensors",
-        "detect exported t.txt --out hard",
         "score exported t.txt --out exported/tokenizer.json",
         "rerank exported t.txt --out exported/README.md",
         "export run --out run",
@@ -90,8 +89,6 @@ def test_what_a_verb_reads_is_never_written_over(command: str, models: Path, mon
     monkeypatch.chdir(models)
     (models / "linked").unlink(missing_ok=True)
     (models / "linked").symlink_to("exported")
-    (models / "hard").unlink(missing_ok=True)
-    os.link(models / "exported" / "model.safetensors", models / "hard")
     before = contents(models)
     code, said = discern(*command.split())
     assert code == 2, said

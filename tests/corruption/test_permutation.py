@@ -1,11 +1,24 @@
-"""Who sees whom, against a table written out cell by cell."""
+"""Who sees whom, against a table written out cell by cell; and which tokens are predicted: how many, where, whole words."""
+
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
-from discern.corruption.permutation import blocked_pairs, factorization_order
+from discern.corruption.permutation import (
+    blocked_pairs,
+    factorization_order,
+    legacy_span_targets,
+    quotas,
+    single_targets,
+    span_lengths,
+    span_targets,
+)
 from discern.corruption.randomness import Randomness
+from discern.types import TokenBatch
+from tests.support import SPECIAL, make_batch
 
 
 def randomness(rows: int, step: int = 0) -> Randomness:
@@ -52,20 +65,6 @@ def test_the_masks_are_those_of_the_table(length: int, reuse_length: int, window
             assert found[row].tolist() == expected
 
 
-def test_a_row_by_hand() -> None:
-    # 0 context, 1 and 2 targets, 3 functional; the order is 2, 3, 1, 0.
-    order = torch.tensor([[3, 2, 0, 1]])
-    targets = torch.tensor([[False, True, True, False]])
-    functional = torch.tensor([[False, False, False, True]])
-    sees = ~blocked_pairs(order, targets, functional, 0)[0]
-    assert sees.tolist() == [
-        [True, False, False, False],  # context sees context alone
-        [True, False, True, True],  # the last target sees the first and the functional token, not itself
-        [True, False, False, False],  # the first target sees context alone
-        [True, False, True, True],  # the functional token sees the target before it, and itself
-    ]
-
-
 def test_each_window_has_the_same_permutation_in_its_own_range() -> None:
     order = factorization_order(24, 12, 4, randomness(50))
     for part in (order[:, :12], order[:, 12:]):
@@ -82,8 +81,129 @@ def test_every_permutation_is_as_likely() -> None:
     assert (counts.double() / 1000 - 1).abs().max() < 0.12  # four standard deviations
 
 
-def test_the_order_depends_on_seed_step_and_row_alone() -> None:
-    whole = factorization_order(16, 8, None, randomness(6))
-    part = factorization_order(16, 8, None, randomness(6).rows(2, 5))
-    assert torch.equal(whole[2:5], part)
-    assert not torch.equal(whole, factorization_order(16, 8, None, randomness(6, step=1)))
+Choose = Callable[[TokenBatch, int, Randomness], Tensor]
+
+
+def rows(count: int, length: int, *, seed: int = 0, one_piece: float = 0.7, backwards: bool = False) -> TokenBatch:
+    """Rows in two parts, A as long as B or a token longer; a token begins a word with probability `one_piece`."""
+    rng = torch.Generator().manual_seed(seed)
+    ids = torch.randint(5, 50, (count, length), generator=rng)
+    middle = length // 2 + (length // 2 - 2) // 2
+    for position, token in ((middle, SPECIAL.sep), (length - 2, SPECIAL.sep), (length - 1, SPECIAL.cls)):
+        ids[:, position] = token
+    batch = make_batch(ids.tolist())
+    starts = (torch.rand(count, length, generator=rng) < one_piece) | batch.special_tokens_mask
+    is_reversed = torch.full((count,), backwards)
+    return replace(batch, word_starts=starts, reuse_length=length // 2, is_reversed=is_reversed)
+
+
+def test_quotas_by_hand() -> None:
+    def of(first: int, second: int, real: int) -> list[int]:
+        return [int(part) for part in quotas(*(torch.tensor([number]) for number in (first, second, real)), 6)]
+
+    assert of(256, 253, 512) == [43, 42]
+    assert of(64, 61, 128) == [11, 10]
+    assert of(3, 0, 5) == [1, 0]
+    assert of(0, 3, 5) == [0, 1]
+    assert of(2, 60, 120) == [2, 18]
+    assert of(0, 0, 2) == [0, 0]
+
+
+def test_span_lengths_by_hand() -> None:
+    # Weights 1, 1/2, 1/3, 1/4, 1/5 of their sum 2.2833.
+    bounds = torch.tensor([1, 3 / 2, 11 / 6, 25 / 12]).double() / (137 / 60)
+    assert span_lengths(torch.tensor([0.0, *(bounds - 1e-4), 1 - 2**-24])).tolist() == [1, 1, 2, 3, 4, 5]
+    assert span_lengths((bounds + 1e-4).float()).tolist() == [2, 3, 4, 5]
+    numbers = span_lengths((torch.arange(100_000) + 0.5) / 100_000)
+    assert numbers.double().mean().item() == pytest.approx(5 / (137 / 60), abs=1e-3)
+
+
+@pytest.mark.parametrize("choose", [span_targets, single_targets])
+@pytest.mark.parametrize("length", [10, 12, 32, 128])
+def test_the_quota_is_exact_in_each_part(choose: Choose, length: int) -> None:
+    batch = rows(200, length)
+    chosen = choose(batch, 6, randomness(200))
+    part = length // 2
+    expected = [int(found) for found in quotas(*map(torch.tensor, (part, part - 3, length)), 6)]
+    assert chosen[:, :part].sum(1).unique().tolist() == [expected[0]]
+    assert chosen[:, part:].sum(1).unique().tolist() == [expected[1]]
+    assert not (chosen & batch.special_tokens_mask).any()
+
+
+@pytest.mark.parametrize("choose", [span_targets, single_targets])
+@pytest.mark.parametrize("one_piece", [0.6, 0.8, 1.0])
+@pytest.mark.parametrize("backwards", [False, True])
+def test_every_position_is_as_likely(choose: Choose, one_piece: float, backwards: bool) -> None:
+    count = torch.zeros(64)
+    for step in range(4):
+        batch = rows(4000, 64, seed=step, one_piece=one_piece, backwards=backwards)
+        count += choose(batch, 6, randomness(4000, step)).sum(0)
+    rate = count / 16_000
+    free = ~batch.special_tokens_mask[0]
+    first, second = rate[:32], rate[32:][free[32:]]
+    # 5 of 32 and 5 of 29, which is what one in six of 64 makes.
+    assert (first / (5 / 32) - 1).abs().max() < 0.1
+    assert (second / (5 / 29) - 1).abs().max() < 0.1
+    assert rate[free].mean().item() == pytest.approx(1 / 6, rel=0.02)
+
+
+@pytest.mark.parametrize("backwards", [False, True])
+def test_words_stay_whole_but_for_one_in_each_part(backwards: bool) -> None:
+    batch = rows(300, 128, one_piece=0.5, backwards=backwards)
+    chosen, starts = span_targets(batch, 6, randomness(300)), batch.word_starts
+    assert starts is not None
+    if backwards:  # into the order in which they are read
+        chosen, starts = chosen.flip(1), starts.flip(1)
+    special = batch.special_tokens_mask.flip(1) if backwards else batch.special_tokens_mask
+    ends = starts | special | torch.arange(128).eq(64) | torch.cat([torch.ones(300, 1).bool(), special[:, :-1]], 1)
+    number = ends.cumsum(1) - 1
+    sizes, taken = (torch.zeros(300, 128).long().scatter_add_(1, number, each.long()) for each in (~special, chosen))
+    cut = (taken > 0) & (taken < sizes)
+    half = number[:, 64:65]
+    assert int((cut & (torch.arange(128) < half)).sum(1).max()) <= 1
+    assert int((cut & (torch.arange(128) >= half)).sum(1).max()) <= 1
+    spans = int((chosen[:, 1:] & ~chosen[:, :-1]).sum() + chosen[:, 0].sum())
+    assert 2.5 < 300 * 21 / spans < 5  # 2.19 words of two pieces on average, less where a quota ends
+
+
+def test_one_part_and_padding() -> None:
+    batch = make_batch([[SPECIAL.cls, *range(5, 35), SPECIAL.sep], [SPECIAL.cls, 9, SPECIAL.sep], [SPECIAL.cls, SPECIAL.sep], []])
+    for choose in (span_targets, single_targets):
+        chosen = choose(batch, 6, randomness(4))
+        assert chosen.sum(1).tolist() == [5, 1, 0, 0]
+        assert not (chosen & batch.special_tokens_mask).any()
+
+
+def test_a_part_that_is_one_word_is_cut() -> None:
+    batch = replace(rows(20, 32), word_starts=torch.zeros(20, 32, dtype=torch.bool))
+    assert span_targets(batch, 6, randomness(20)).sum(1).unique().tolist() == [5]
+
+
+@pytest.mark.parametrize("choose", [span_targets, single_targets, legacy_span_targets])
+def test_targets_depend_on_seed_step_and_row_alone(choose: Choose) -> None:
+    batch = rows(9, 64)
+    whole = choose(batch, 6, randomness(9))
+    assert torch.equal(choose(batch.rows(3, 7), 6, randomness(9).rows(3, 7)), whole[3:7])
+    assert not torch.equal(choose(batch, 6, randomness(9, step=1)), whole)
+
+
+def test_a_legacy_walk_by_hand() -> None:
+    """The released loop, with the draws of the vectorized one put in."""
+    batch = rows(40, 64, one_piece=0.6)
+    chosen = legacy_span_targets(batch, 6, randomness(40))[:, :32]
+    assert batch.word_starts is not None
+    lengths = span_lengths(randomness(40).uniforms("span lengths of the first part", 64)).tolist()
+    shifts = randomness(40).uniforms("span places of the first part", 64).tolist()
+    for row in range(40):
+        starts = batch.word_starts[row, :32].tolist()
+        expected, cursor, left = [False] * 32, 0, 5
+        for drawn, shift in zip(lengths[row], shifts[row], strict=True):
+            pieces = min(drawn, left)
+            before = int(shift * pieces * 6)
+            start = next((place for place in range(cursor + before, 32) if starts[place]), 32)
+            if not left or start + pieces >= 32:
+                break
+            expected[start : start + pieces] = [True] * pieces
+            cursor, left = start + pieces + pieces * 6 - before, left - pieces
+        assert all(found or not wanted for found, wanted in zip(chosen[row].tolist(), expected, strict=True))
+        assert chosen[row].sum().item() == 5

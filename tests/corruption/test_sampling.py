@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from discern import kernels
-from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import Sampling, replace_positions, sample_tokens, top_p_logits
+from discern.corruption.randomness import Randomness, key_of
+from discern.corruption.sampling import Sampling, sample_tokens, top_p_logits
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])
@@ -43,15 +43,6 @@ def test_impossible_tokens_are_never_drawn() -> None:
 def test_no_gradient_flows_through_the_choice() -> None:
     logits = torch.randn(3, 5, requires_grad=True)
     assert not sample_tokens(logits, torch.rand(3)).requires_grad
-
-
-def test_replacement_touches_the_chosen_positions_only() -> None:
-    ids = torch.arange(12).view(2, 6)
-    positions = torch.zeros(2, 6, dtype=torch.bool)
-    positions[0, 1] = positions[1, 0] = positions[1, 5] = True
-    corrupted = replace_positions(ids, positions, torch.tensor([90, 91, 92]))
-    assert corrupted.tolist() == [[0, 90, 2, 3, 4, 5], [91, 7, 8, 9, 10, 92]]
-    assert ids[0, 1] == 1, "the batch itself stays as it was"
 
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
@@ -95,3 +86,44 @@ def test_rounding_never_reaches_a_token_that_is_left_out() -> None:
         for context in (nullcontext(), kernels.switched_off()):
             with context:
                 assert sample_tokens(logits, torch.full((4,), uniform)).tolist() == [last] * 4
+
+
+def numbers(seed: int = 0, step: int = 0, examples: int = 64) -> Randomness:
+    return Randomness(seed, step, torch.arange(examples))
+
+
+def test_numbers_do_not_depend_on_how_the_batch_is_cut() -> None:
+    whole = numbers().uniforms("masks", 50)
+    parts = [numbers().rows(start, start + 16).uniforms("masks", 50) for start in range(0, 64, 16)]
+    assert torch.equal(whole, torch.cat(parts))
+    assert torch.equal(whole[:, :20], numbers().uniforms("masks", 20)), "a shorter row has the same beginning"
+
+
+def test_uniform_in_the_half_open_interval() -> None:
+    values = numbers(examples=500).uniforms("x", 400).flatten()
+    assert values.min() >= 0
+    assert values.max() < 1
+    observed = torch.histc(values, 100, 0, 1).numpy()
+    assert stats.chisquare(observed).pvalue > 1e-4
+
+
+def test_known_values_do_not_change() -> None:
+    # Golden: these numbers decide every mask of every run; changing them changes what a seed means.
+    assert numbers(examples=2).integers("masked positions", 2).tolist() == [
+        [1793093357259105905, -1679733057511595341],
+        [-483464265191959690, -4449614209274893221],
+    ]
+
+
+def test_keys_are_distinct_and_positive() -> None:
+    keys = {key_of(seed, "dropout", step) for seed in range(20) for step in range(20)}
+    assert len(keys) == 400
+    assert min(keys) >= 0
+
+
+def test_exponential_numbers_follow_their_law() -> None:
+    values = numbers(examples=500).exponentials("x", 400).flatten()
+    assert values.dtype == torch.float64
+    assert values.min() > 0
+    assert torch.isfinite(values).all()
+    assert stats.kstest(values.numpy(), "expon").pvalue > 1e-4

@@ -191,7 +191,6 @@ def test_the_warm_up_has_to_leave_room_for_the_decay(unfixed: Finetuning) -> Non
     for warmup, decay, overrides in (
         (9, 86, ("optimizer.decay_fraction=0.95",)),
         (85, 10, ("optimizer.warmup_steps=85", "optimizer.decay_steps=10")),
-        (81, 18, ("finetune.warmup_fraction=0.9",)),
     ):
         with pytest.raises(ConfigError, match=f"a warm-up of {warmup} steps and a decay of {decay} "):
             prepared(unfixed, "optimizer.schedule=wsd", "train.max_steps=90", *overrides)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from discern.cli.detect import detect as detect_command
-from discern.corruption.masking import maskable_positions, quota
+from discern.corruption.masking import quota
 from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.dataset.shards import TokenData
@@ -152,9 +152,9 @@ def test_every_token_that_is_not_special_is_judged_once(kind: str) -> None:
         discriminator(), Proposer(network(kind), SPECIAL), rows, corruption=0.3, sequences=0, progress=Silent()
     )
     batch = rows.batch(np.arange(rows.num_rows), np.arange(rows.num_rows))
-    assert len(answers.probability) == int(maskable_positions(batch).sum())
+    assert len(answers.probability) == int(batch.maskable.sum())
     # Never more are replaced than were chosen; with 23 words, nearly all that were.
-    chosen = int(quota(maskable_positions(batch), 0.3).sum())
+    chosen = int(quota(batch.maskable, 0.3).sum())
     assert 0.5 * chosen < answers.is_replaced.sum() <= chosen
 
 

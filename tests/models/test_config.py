@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.config.problems import InvalidConfigError
+from discern.config.resolve import InvalidConfigError
 from discern.config.schema import flatten
 from discern.models import encoders
 from discern.models.config import LONGEST_SEQUENCE, ModelConfig, build_config, config_class

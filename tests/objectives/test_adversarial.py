@@ -8,7 +8,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import replace_positions
 from discern.objectives import rtd as generator_module
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.types import TokenBatch
@@ -60,7 +59,7 @@ def _expected_reward(objective: ReplacedTokenDetection, tokens: TokenBatch) -> t
     probabilities = torch.softmax(objective.config.sampling_at(0).logits(logits, original), -1)[0]
     rewards = []
     for token in range(VOCABULARY):
-        replaced = replace_positions(tokens.input_ids, positions, torch.tensor([token]))
+        replaced = tokens.input_ids.masked_scatter(positions, torch.tensor([token]))
         judged = networks["discriminator"].token_logits(replaced, *tokens.context)[positions]
         truth = torch.tensor([float(token != original)])
         rewards.append(F.binary_cross_entropy_with_logits(judged, truth).detach())

@@ -11,7 +11,6 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.objectives.electric import Electric, ElectricConfig, log_probability, noise_odds
 from discern.objectives.losses import noise_contrastive_loss
@@ -136,7 +135,7 @@ def test_figures_by_hand() -> None:
         output = objective(corrupted, numbers)
     evaluator = objective.evaluator()
     evaluator.update(output, corrupted)
-    figures, seen, words = evaluator.compute(), output.observations, maskable_positions(tokens)
+    figures, seen, words = evaluator.compute(), output.observations, tokens.maskable
     noise = corrupted.masked_positions
     logits = seen["energy"] + seen["log_noise_probability"] + math.log(1 / 2)
     right = ((logits > 0) == noise)[words]
@@ -190,6 +189,6 @@ def test_both_passes_of_q_drop_the_same() -> None:
         torch.manual_seed(seed)
         seen = objective(clean, randomness).observations
         expected = log_probability(seen["generator_logits"], seen["generator_targets"])
-        assert torch.allclose(seen["log_noise_probability"][maskable_positions(tokens)], expected, atol=1e-6)
+        assert torch.allclose(seen["log_noise_probability"][tokens.maskable], expected, atol=1e-6)
         found.append(expected)
     assert not torch.allclose(*found, atol=1e-3), "dropout is at work"

@@ -116,17 +116,10 @@ def test_a_context_without_tokens_has_a_row_and_no_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "threshold", "null", "answer"),
-    [
-        ("joint", None, -2.7, ""),
-        ("joint", None, -2.8, "Rhône"),
-        ("joint", 0.0, -2.7, "Rhône"),
-        ("span", None, 1.1, ""),
-        ("span", None, 0.9, "Rhône"),
-    ],
+    ("head", "null", "answer"), [("joint", -2.7, ""), ("joint", -2.8, "Rhône"), ("span", 1.1, ""), ("span", 0.9, "Rhône")]
 )
-def test_the_threshold_decides_what_is_answered(head: str, threshold: float | None, null: float, answer: str) -> None:
-    task = make(head=head, no_answer_threshold=threshold, sequence_length=48)
+def test_the_threshold_decides_what_is_answered(head: str, null: float, answer: str) -> None:
+    task = make(head=head, sequence_length=48)
     features = task.encode(EXAMPLES[:1], TEXT, labeled=True)
     row = gold_outputs(features)[0]
     # The window that says least that there is no answer counts.

@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from discern.config.layers import Origin, Setting, collect, parse_overrides
-from discern.config.problems import InvalidConfigError
-from discern.config.resolve import Resolved
+from discern.config.resolve import InvalidConfigError, Resolved
 from discern.config.schedule import ScheduleSegment
 from discern.config.schema import to_toml
 from discern.data.batching.rows import SuccessiveRows, scheduled_rows, training_rows

@@ -14,7 +14,7 @@ from rich.text import Text
 from discern.cli.console import JsonOption, command
 from discern.cli.options import ConfigArgument, PresetOption, SetOption
 from discern.config.layers import preset_names, preset_summary, usual_vocabulary
-from discern.config.problems import InvalidConfigError
+from discern.config.resolve import InvalidConfigError
 from discern.config.schema import ABSENT, NONE, flatten, nest, toml_value
 from discern.errors import ConfigError
 

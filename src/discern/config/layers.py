@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,8 +13,6 @@ from discern.errors import ConfigError, did_you_mean
 from discern.parsing import toml_tables
 from discern.storage.checksums import read_text
 
-_DEEPEST = 16
-"""Maximum number of parts of a dotted key; ours have two or three."""
 _SHOWN = 200
 
 # Files beside a TOML file that discern wrote, in a run, a fine-tuned model or an export.
@@ -78,11 +75,9 @@ def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> 
             "no configuration: neither a file nor a preset is given",
             hint=f"add --preset NAME; presets: {', '.join(preset_names())}",
         )
-    settings: Settings = {}
-    if preset is not None:
-        settings |= _read_preset(preset, ())
+    settings = {} if preset is None else _read_preset(preset, ())
     if file is not None:
-        settings |= _read_file(_existing(file), (), base_is_given=preset)
+        settings |= _read(_existing(file), Origin("file", ""), (), preset)
     return settings | parse_overrides(overrides)
 
 
@@ -92,26 +87,20 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: some have no '='; all of them are named.
     """
-    wrong = [text for text in overrides if not text.partition("=")[1] or not text.partition("=")[0].strip()]
-    if wrong:
-        raise ConfigError(
-            "\n".join(f"--set {text[:_SHOWN]}: expected section.key=value" for text in wrong),
-            hint="for example --set train.max_steps=1000",
-        )
     settings: Settings = {}
+    wrong = []
     for text in overrides:
-        key, _, value = text.partition("=")
-        settings |= {name: Setting(leaf, Origin("set", "--set")) for name, leaf in leaves({key.strip(): _value(value)})}
+        key, _, value = (part.strip() for part in text.partition("="))
+        if not key or "=" not in text:
+            wrong.append(f"--set {text[:_SHOWN]}: expected section.key=value")
+        try:
+            parsed: object = toml_tables(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            parsed = value
+        settings |= {name: Setting(leaf, Origin("set", "--set")) for name, leaf in leaves({key: parsed})}
+    if wrong:
+        raise ConfigError("\n".join(wrong), hint="for example --set train.max_steps=1000")
     return settings
-
-
-def _value(text: str) -> object:
-    """The TOML value in `text`, or `text` itself if it is not a TOML value."""
-    try:
-        parsed = toml_tables(f"value = {text}")
-    except tomllib.TOMLDecodeError:
-        return text.strip()
-    return parsed["value"] if len(parsed) == 1 else text.strip()
 
 
 def read_file(path: Path, *, written: bool = False) -> Settings:
@@ -123,69 +112,12 @@ def read_file(path: Path, *, written: bool = False) -> Settings:
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
-    path = path if written else _existing(path)
-    return _read_layer(path, str(path), "file", (), written=written)
-
-
-def _read_preset(name: str, above: tuple[str, ...]) -> Settings:
-    """The values of a preset, which override those of the preset that it extends."""
-    path = preset_path(name)
-    return _read_layer(path, f"preset {name}", "preset", above)
-
-
-def _read_file(path: Path, above: tuple[str, ...], base_is_given: str | None = None) -> Settings:
-    """The values of a file, which override those of the file or preset that it extends."""
-    return _read_layer(path, str(path), "file", above, base_is_given)
-
-
-def _read_layer(
-    path: Path,
-    label: str,
-    kind: Literal["preset", "file"],
-    above: tuple[str, ...],
-    base_is_given: str | None = None,
-    *,
-    written: bool = False,
-) -> Settings:
-    identity = str(path.resolve())
-    if identity in above:
-        chain = " -> ".join(Path(step).name for step in (*above[above.index(identity) :], identity))
-        raise ConfigError(f"{label}: 'extends' forms a cycle: {chain}", hint="remove one of these lines")
-    text = _text(path)
-    tree = parse_toml(text, label)
-    base = tree.pop("extends", None)
-    if base is not None and base_is_given not in (None, base):
-        raise ConfigError(
-            f"{label} extends '{base}', and --preset {base_is_given} would be a second base",
-            hint="leave out --preset, or remove the line 'extends' from the file",
-        )
-    lines = _line_numbers(text)
-    written = written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
-    own = {key: Setting(leaf, Origin(kind, label, lines.get(key), written)) for key, leaf in leaves(tree)}
-    return _read_base(base, path, label, (*above, identity)) | own
-
-
-def _read_base(base: object, path: Path, label: str, above: tuple[str, ...]) -> Settings:
-    """The values of the preset or file that `extends` names; empty if it is missing. Paths are relative to the file itself."""
-    if base is None:
-        return {}
-    if not isinstance(base, str) or not base:
-        raise ConfigError(f"{label}: extends is {base!r}; expected the name of a preset or the path of a file")
-    if not base.endswith(".toml") and "/" not in base:
-        return _read_preset(base, above)
-    beside = path.parent / base
-    if not beside.is_file():
-        raise ConfigError(
-            f"{label} extends '{base}', but there is no file {beside}", hint="the path is relative to the file that names it"
-        )
-    return _read_file(beside, above)
+    return _read(path if written else _existing(path), Origin("file", "", written=written), ())
 
 
 def _existing(path: Path) -> Path:
     """The file, or config.toml of a run folder."""
     if path.is_dir():
-        if not (path / "config.toml").is_file():
-            raise ConfigError(f"{path} is a folder without config.toml", hint="give a TOML file or the folder of a run")
         return path / "config.toml"
     if not path.exists():
         known = f"'{path}' is a preset; give it as --preset {path}" if str(path) in preset_names() else "check the path"
@@ -193,10 +125,44 @@ def _existing(path: Path) -> Path:
     return path
 
 
-def _text(path: Path) -> str:
+def _read_preset(name: str, above: tuple[Path, ...]) -> Settings:
+    return _read(preset_path(name), Origin("preset", f"preset {name}"), above)
+
+
+def _read(path: Path, origin: Origin, above: tuple[Path, ...], preset: str | None = None) -> Settings:
+    """The values of a preset or a file, which override those of the one that it extends.
+
+    Args:
+        above: the files that extend this one.
+        preset: preset below the file, which then must not name another base.
+    """
+    label = origin.label or str(path)
+    if path.resolve() in above:
+        chain = " -> ".join(step.name for step in (*above, path))
+        raise ConfigError(f"{label}: 'extends' forms a cycle: {chain}", hint="remove one of these lines")
     # Editors on Windows begin a file with a byte order mark.
     hint = "a configuration is a TOML file, in UTF-8; if discern wrote it, copy it back"
-    return read_text(path, hint=hint, error=ConfigError).removeprefix("\ufeff")
+    text = read_text(path, hint=hint, error=ConfigError).removeprefix("\ufeff")
+    tree = parse_toml(text, label)
+    written = origin.written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
+    lines = _line_numbers(text)
+    base = tree.pop("extends", None)
+    own = {key: Setting(value, replace(origin, label=label, line=lines.get(key), written=written)) for key, value in leaves(tree)}
+    if base is None:
+        return own
+
+    # Read the base: a preset, or a file beside this one
+    if not isinstance(base, str) or not base:
+        raise ConfigError(f"{label}: extends is {base!r}; expected the name of a preset or the path of a file")
+    if preset not in (None, base):
+        raise ConfigError(
+            f"{label} extends '{base}', and --preset {preset} would be a second base",
+            hint="leave out --preset, or remove the line 'extends' from the file",
+        )
+    above = (*above, path.resolve())
+    if not base.endswith(".toml") and "/" not in base:
+        return _read_preset(base, above) | own
+    return _read(path.parent / base, Origin("file", ""), above) | own
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
@@ -215,15 +181,7 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
 
 
 def leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept.
-
-    Raises:
-        ConfigError: the tables are nested too deeply.
-    """
-    if prefix.count(".") > _DEEPEST:
-        raise ConfigError(
-            f"the key {prefix[:_SHOWN]}... has more than {_DEEPEST} parts", hint="use section.key, as in train.max_steps"
-        )
+    """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept."""
     found: list[tuple[str, object]] = []
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -277,36 +235,3 @@ def preset_summary(name: str) -> str:
     """Description of a preset, in one line."""
     first = preset_path(name).read_text(encoding="utf-8").partition("\n")[0]
     return first.removeprefix("#").strip()
-
-
-def override_combinations(sweep: Sequence[str], known: Collection[str]) -> dict[str, list[str]]:
-    """The combinations of a sweep: overrides by a name; without a sweep a single one without a name.
-
-    Args:
-        sweep: values per setting, as "learning_rate=1e-4,3e-4"; the section of a known key may be left out.
-        known: dotted keys.
-
-    Raises:
-        ConfigError: a setting has no values, or is unknown.
-    """
-    axes: list[tuple[str, list[str]]] = []
-    for axis in sweep:
-        key, _, listed = axis.partition("=")
-        key, values = key.strip(), [value.strip() for value in listed.split(",") if value.strip()]
-        if not values:
-            raise ConfigError(f"--sweep {axis}: expected key=value,value", hint="for example --sweep learning_rate=1e-4,3e-4")
-        if "." not in key:
-            matches = [name for name in known if name.rpartition(".")[2] == key]
-            if len(matches) != 1:
-                which = f"could be {' or '.join(matches)}" if matches else "is not a setting"
-                near = did_you_mean(key, [name.rpartition(".")[2] for name in known])
-                raise ConfigError(f"--sweep {key} {which}", hint=f"give it with its section, as task.{key}=...; {near}")
-            key = matches[0]
-        parse_overrides([f"{key}={values[0]}"])
-        axes.append((key, values))
-    combinations = {}
-    for combination in itertools.product(*(values for _, values in axes)):
-        assigned = [(key, value) for (key, _), value in zip(axes, combination, strict=True)]
-        name = ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in assigned)
-        combinations[name] = [f"{key}={value}" for key, value in assigned]
-    return combinations

@@ -1,19 +1,64 @@
-"""Resolve settings to one validated configuration, which knows the origin of each of its values."""
+"""Resolve settings to one validated configuration, which knows the origin of each of its values; all problems at once."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails
 
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
-from discern.config.problems import InvalidConfigError, Problem, quoted, translated, unknown_key, wrong_value
-from discern.config.schema import NONE, Schema, Variant, flatten, nest, section_model, takes_none, takes_number_only
-from discern.errors import ConfigError
+from discern.config.schema import NONE, OTHER_NAME, Variant, alternatives, choices, expectation, flatten, keys_of, nest
+from discern.errors import ConfigError, did_you_mean, nearest
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
+
+_SHOWN = 200
+"""Characters of a value or a key that a message shows."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One error in a configuration.
+
+    Attributes:
+        key: dotted key, or the name of a section.
+        text: what was found and what was expected, with the place.
+        hint: what to do next.
+    """
+
+    key: str
+    text: str
+    hint: str | None = None
+
+
+class InvalidConfigError(ConfigError):
+    """All errors of a configuration at once."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(dict.fromkeys(problems))  # a field of several types has an error for each of them
+        if len(self.problems) == 1:
+            super().__init__(self.problems[0].text, hint=self.problems[0].hint)
+            return
+        lines = [f"{len(self.problems)} problems in the configuration"]
+        for problem in self.problems:
+            lines += [f"- {problem.text}", *([f"    hint: {problem.hint}"] if problem.hint else [])]
+        super().__init__("\n".join(lines))
+
+
+def quoted(value: object) -> str:
+    """A value in the form in which messages show it; long values are shortened."""
+    if isinstance(value, str):
+        return f"'{_shortened(value)}'"
+    return str(value).lower() if isinstance(value, bool) else _shortened(str(value))
+
+
+def _shortened(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
 
 
 @dataclass(frozen=True)
@@ -64,7 +109,7 @@ def resolve(
     """The configuration that `settings` (see `layers.collect`) describe.
 
     Args:
-        root: the composed model; its sections are models too.
+        root: the composed model; all its fields are sections.
         settings: every value that is not left at its default, with its origin.
         variants: the sections whose keys depend on a value, by name.
         adjust: called once all sections are valid; changes values that depend on one another by `set_value` and `refuse`.
@@ -73,15 +118,19 @@ def resolve(
         InvalidConfigError: there are errors; all are named at once.
     """
     work = Resolution(root, settings, variants or {})
-    work.take_out_unknown_keys()
-    work.validate_sections()
-    if adjust is not None and work.is_complete:
-        adjust(work)
-    config = work.compose(root)
+    config = None
+    if len(work.parts) == len(root.model_fields):
+        if adjust is not None:
+            adjust(work)
+        try:
+            config = root.model_validate(work.parts)
+        except ValidationError as error:
+            work.report(error)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
     origins = {key: str(work.origin(key)) for key in flatten(config)}
-    return Resolved(config, origins, work.dropped, work.user_set, work.repeated)
+    written = {key for key in work.user_set if work.settings[key].origin.written}
+    return Resolved(config, origins, work.dropped, work.user_set, frozenset(written))
 
 
 class Resolution:
@@ -89,7 +138,7 @@ class Resolution:
 
     Attributes:
         settings: the settings that have not been dropped.
-        parts: content of the root, by name: its validated sections and its own plain values.
+        parts: the validated sections by name.
         problems: the problems found so far.
         dropped: values of a preset that are meant for another variant.
     """
@@ -100,108 +149,50 @@ class Resolution:
         self.problems: list[Problem] = []
         self.dropped: list[Dropped] = []
         self._variants = variants
-        self._models: dict[str, type[BaseModel]] = {}  # of the variants that are known
-        self._schema = self._choose_variants(root)
+        self._chosen: dict[str, str] = {}
+
+        # Choose the model of each section whose keys depend on a value
+        fields = keys_of(root)[1]
+        models: dict[str, type[BaseModel]] = {}
+        for section, variant in variants.items():
+            key = f"{section}.{variant.key}"
+            setting = settings.get(key, Setting(fields[key].default, DEFAULT))
+            try:
+                models[section] = variant.model(str(setting.value))
+                self._chosen[section] = f"{variant.key} = '{setting.value}'"
+            except ConfigError as error:
+                found = f"{setting.origin.where}: {error.message}" if key in settings else f"{key} is missing"
+                self.problems.append(Problem(key, found, error.hint))
+        self._sections, self._fields = keys_of(root, models)
+        open_sections = variants.keys() - models.keys()
+
+        # Drop the keys that a preset has for another variant; every other unknown key is a problem
+        values: dict[str, object] = {}
+        for key, setting in settings.items():
+            section = key.rpartition(".")[0]
+            if key in self._fields:
+                values |= self._readable(key, setting.value)
+            elif section in open_sections or (key in self._sections and setting.value == {}):
+                continue  # its keys are unknown, or it is a heading without settings
+            elif self._is_for_another_variant(section, key):
+                self._drop(key, "has no such key")
+            else:
+                self.problems.append(self._unknown_key(_shortened(key), setting.origin.where))
+
+        # Validate each section by itself
+        tree = nest(values)
+        for section in root.model_fields:
+            if section not in open_sections:
+                self._validate(section, tree.get(section, {}))
 
     def origin(self, key: str) -> Origin:
         """The origin of a value."""
         return self.settings[key].origin if key in self.settings else DEFAULT
 
-    def _choose_variants(self, root: type[BaseModel]) -> Schema:
-        """The keys of this configuration, with the model of each variant that its settings choose."""
-        chosen: dict[str, str] = {}
-        for section, variant in self._variants.items():
-            declared = section_model(root.model_fields[section])
-            assert declared is not None, f"{section} is not a section"
-            key = f"{section}.{variant.key}"
-            setting = self.settings.get(key, Setting(declared.model_fields[variant.key].get_default(), DEFAULT))
-            try:
-                self._models[section] = _variant_model(variant, key, setting)
-                chosen[section] = f"{variant.key} = '{setting.value}'"
-            except InvalidConfigError as error:
-                self.problems += error.problems
-        return Schema.of(root, self._models, chosen)
-
-    def _is_open(self, section: str) -> bool:
-        """Whether the keys of a section are undetermined because its variant is unknown."""
-        return section in self._variants and section not in self._models
-
-    def take_out_unknown_keys(self) -> None:
-        """Drop keys of another variant that a preset wrote; every other unknown key is a problem."""
-        for key, setting in list(self.settings.items()):
-            section = key.rpartition(".")[0]
-            if key in self._schema.fields or self._is_open(section):
-                continue
-            del self.settings[key]
-            if key in self._schema.sections and setting.value == {} and setting.origin.kind != "set":
-                continue  # a heading without settings
-            variant = self._variants.get(section)
-            elsewhere = [] if variant is None else variant.having(key.rpartition(".")[2])
-            if setting.origin.kind == "preset" and self._chosen_elsewhere(section, setting.origin):
-                reason = f"[{section}]{self._schema.note(section)} has no such key"
-                self.dropped.append(Dropped(key, setting.value, str(setting.origin), reason))
-            else:
-                self.problems.append(unknown_key(key, setting, self._schema, variant, elsewhere))
-
-    def _chosen_elsewhere(self, section: str, origin: Origin) -> bool:
-        """Whether something other than `origin` chose the variant of a section."""
-        if section not in self._variants:
-            return False
-        choice = self.settings.get(f"{section}.{self._variants[section].key}")
-        return choice is not None and choice.origin.label != origin.label
-
-    def validate_sections(self) -> None:
-        """Check each section by itself, and collect the root's own values."""
-        values = nest(self._readable())
-        for name, declared in self._schema.root.model_fields.items():
-            if name not in self._schema.sections:
-                self.parts |= {name: values[name]} if name in values else {}
-            elif name not in values and not declared.is_required():
-                self.parts[name] = declared.get_default(call_default_factory=True, validated_data={})
-            elif not self._is_open(name):
-                self._validate(name, values.get(name, {}))
-
-    def _validate(self, section: str, values: Mapping[str, object]) -> None:
-        try:
-            self.parts[section] = self._schema.sections[section].model_validate(values)
-        except ValidationError as error:
-            kept = self._without_unfit(section, values, error)
-            if len(kept) < len(values):
-                self._validate(section, kept)
-                return
-            self.parts.pop(section, None)
-            self.problems += translated(section, error, self.settings, self._schema)
-
-    def _without_unfit(self, section: str, values: Mapping[str, object], error: ValidationError) -> dict[str, object]:
-        """The values without those of a preset that the variant does not accept, if something else chose the variant."""
-        kept = dict(values)
-        for entry in error.errors(include_url=False):
-            name = str(entry["loc"][0]) if entry["loc"] else ""
-            setting = self.settings.get(f"{section}.{name}")
-            if name not in kept or setting is None or setting.origin.kind != "preset":
-                continue
-            if self._chosen_elsewhere(section, setting.origin):
-                del kept[name], self.settings[f"{section}.{name}"]
-                reason = f"[{section}]{self._schema.note(section)} does not accept it"
-                self.dropped.append(Dropped(f"{section}.{name}", setting.value, str(setting.origin), reason))
-        return kept
-
-    def _readable(self) -> dict[str, object]:
-        """The given values, with 'none' converted to None, and without values that pydantic would misread."""
-        values: dict[str, object] = {}
-        for key, setting in self.settings.items():
-            declared = self._schema.fields.get(key)
-            if declared is None:
-                continue
-            if setting.value == NONE and takes_none(declared):
-                values[key] = None
-            elif isinstance(setting.value, bool) and takes_number_only(declared):
-                self.problems.append(wrong_value(key, setting, declared))
-            elif _too_large(setting.value):
-                self.problems.append(wrong_value(key, setting, declared, "expected a number of at most 64 bits"))
-            else:
-                values[key] = setting.value
-        return values
+    @property
+    def user_set(self) -> frozenset[str]:
+        """The dotted keys that a file or --set gave."""
+        return frozenset(key for key, setting in self.settings.items() if setting.origin.by_user)
 
     def value(self, key: str) -> Any:
         """The value of a setting of a valid section; None if its variant has no such setting."""
@@ -212,51 +203,112 @@ class Resolution:
         """Change a value; its origin tells the reason."""
         section, _, name = key.partition(".")
         origin = self.origin(key)
-        self.settings[key] = Setting(NONE if value is None else value, replace(origin, label=f"{origin.label}, {reason}"))
+        self.settings[key] = Setting(value, replace(origin, label=f"{origin.label}, {reason}"))
         self._validate(section, {**self.parts[section].model_dump(), name: value})
 
     def refuse(self, key: str, message: str, hint: str) -> None:
         """Report a value that does not suit the others."""
         self.problems.append(Problem(key, f"{self.origin(key).where}: {key} {message}", hint))
 
-    @property
-    def is_complete(self) -> bool:
-        """Whether all sections are valid."""
-        return all(name in self.parts for name in self._schema.sections if name and "." not in name)
+    def report(self, error: ValidationError, section: str = "") -> None:
+        """Report the validation errors of a section, or of the root, in the user's terms."""
+        self.problems += [self._problem(section, entry) for entry in error.errors(include_url=False)]
 
-    @property
-    def user_set(self) -> frozenset[str]:
-        """The dotted keys that a file or --set gave."""
-        return frozenset(key for key, setting in self.settings.items() if setting.origin.by_user)
+    def _readable(self, key: str, value: object) -> dict[str, object]:
+        """The value by its key, None for 'none'. Nothing for what pydantic would misread, which is reported."""
+        if value == NONE or isinstance(value, int):
+            types = [kind.get("type") for kind in alternatives(self._fields[key])]
+            if value == NONE and "null" in types:
+                return {key: None}
+            is_switch = isinstance(value, bool)  # pydantic reads true and false as 1 and 0
+            if isinstance(value, int) and ("boolean" not in types if is_switch else abs(value) >= 2**63):
+                self.problems.append(self._wrong_value(key, "" if is_switch else "expected a number of at most 64 bits"))
+                return {}
+        return {key: value}
 
-    @property
-    def repeated(self) -> frozenset[str]:
-        """Keys of `user_set` from a file that discern wrote."""
-        return frozenset(key for key in self.user_set if self.settings[key].origin.written)
-
-    def compose(self, root: type[ConfigT]) -> ConfigT | None:
-        """The configuration composed of its sections; None if a section is missing or a rule between sections is violated."""
-        if not self.is_complete:
-            return None
+    def _validate(self, section: str, values: Mapping[str, object]) -> None:
         try:
-            return root.model_validate(self.parts)
+            self.parts[section] = self._sections[section].model_validate(values)
         except ValidationError as error:
-            self.problems += translated("", error, self.settings, self._schema)
-            return None
+            # A preset's values that the variant chosen by something else does not accept are dropped.
+            wrong = dict.fromkeys(str(entry["loc"][0]) for entry in error.errors(include_url=False) if entry["loc"])
+            unfit = [name for name in wrong if name in values and self._is_for_another_variant(section, f"{section}.{name}")]
+            for name in unfit:
+                self._drop(f"{section}.{name}", "does not accept it")
+            if unfit:
+                self._validate(section, {name: value for name, value in values.items() if name not in unfit})
+            else:
+                self.report(error, section)
+
+    def _is_for_another_variant(self, section: str, key: str) -> bool:
+        """Whether a preset suggests a value, and something else chose the variant of its section."""
+        if section not in self._variants or self.origin(key).kind != "preset":
+            return False
+        choice = self.origin(f"{section}.{self._variants[section].key}")
+        return choice is not DEFAULT and choice.label != self.origin(key).label
+
+    def _drop(self, key: str, reason: str) -> None:
+        setting = self.settings.pop(key)
+        place = self._place(key.rpartition(".")[0])
+        self.dropped.append(Dropped(key, setting.value, str(setting.origin), f"{place} {reason}"))
+
+    def _place(self, section: str) -> str:
+        """A section with its variant: "[objective] with name = 'mlm'"."""
+        return f"[{section}]" + (f" with {self._chosen[section]}" if section in self._chosen else "")
+
+    def _unknown_key(self, key: str, where: str) -> Problem:
+        """An unknown key, with the one that was probably meant."""
+        section, _, name = key.rpartition(".")
+        if key in self._sections:
+            names = ", ".join(self._sections[key].model_fields)
+            return Problem(key, f"{where}: {key} is a section, not a value", f"its keys: {names}")
+        # A key of this name, or whose setting is called so in other variants or programs
+        same = [key for key, field in self._fields.items() if name in (key.rpartition(".")[2], *_other_names(field))]
+        variant = self._variants.get(section)
+        owners = [value for value in variant.known() if name in variant.model(value).model_fields] if variant else []
+        if same:
+            hint = f"did you mean '{same[0]}'?"
+        elif variant and owners:
+            listed = " or ".join(f"'{value}'" for value in owners)
+            hint = f"{variant.kind} {listed} has it: --set {section}.{variant.key}={owners[0]}"
+        elif section in self._sections:
+            hint = did_you_mean(name, self._sections[section].model_fields)
+        else:
+            hint = did_you_mean(section or name, self._sections)
+        is_section = section and section not in self._sections
+        what = f"section [{section}]" if is_section else f"key '{name}'" + (f" in {self._place(section)}" if section else "")
+        return Problem(key, f"{where}: unknown {what}", hint)
+
+    def _problem(self, section: str, entry: ErrorDetails) -> Problem:
+        """One validation error in the user's terms."""
+        path = [*filter(None, [section]), *map(str, entry["loc"])]
+        message = entry["msg"].removeprefix("Value error, ")
+        prefixes = (".".join(path[:length]) for length in range(len(path), 0, -1))
+        key = next((prefix for prefix in prefixes if prefix in self._fields), None)
+        if key is None:  # a rule between fields
+            section = ".".join(path)
+            names = {name: name if name in self.settings else f"{section}.{name}" for name in re.findall(r"[\w.]*\w", message)}
+            origins = [f"{name}: {self.settings[key].origin.where}" for name, key in names.items() if key in self.settings]
+            place = f"[{section}] " if section else ""
+            return Problem(section, f"{place}{message}" + (f" ({', '.join(origins)})" if origins else ""))
+        if key not in self.settings:
+            return Problem(key, f"{key} is missing; expected {expectation(self._fields[key])}", self._about(key))
+        return self._wrong_value(key, message if entry["type"] == "value_error" else "")
+
+    def _wrong_value(self, key: str, reason: str = "") -> Problem:
+        """A value that its field does not accept."""
+        field, setting = self._fields[key], self.settings[key]
+        words = [word for kind in alternatives(field) for word in choices(kind)]
+        guess = nearest(setting.value.lower(), words) if isinstance(setting.value, str) else None
+        text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason or f'expected {expectation(field)}'}"
+        return Problem(key, text, f"did you mean '{guess}'?" if guess else self._about(key))
+
+    def _about(self, key: str) -> str | None:
+        description = self._fields[key].description
+        return f"{key}: {description}" if description else None
 
 
-def _too_large(value: object) -> bool:
-    """Whether a whole number has more than the 64 bits that TOML guarantees, so that no tensor and no file can store it."""
-    return isinstance(value, int) and not -(2**63) <= value < 2**63
-
-
-def _variant_model(variant: Variant, key: str, setting: Setting) -> type[BaseModel]:
-    """The model that the deciding value of a section selects."""
-    if isinstance(setting.value, str):
-        try:
-            return variant.model(setting.value)
-        except ConfigError as error:
-            raise InvalidConfigError([Problem(key, f"{setting.origin.where}: {error.message}", error.hint)]) from error
-    known = ", ".join(f"'{name}'" for name in variant.known())
-    found = f"{key} is missing" if setting.origin is DEFAULT else f"{setting.origin.where}: {key} is {quoted(setting.value)}"
-    raise InvalidConfigError([Problem(key, f"{found}; expected one of {known}", f"--set {key}=NAME, or a preset to start from")])
+def _other_names(field: FieldInfo) -> list[str]:
+    """The names that the setting of a field has elsewhere, in other variants or other programs."""
+    extra = field.json_schema_extra
+    return str(extra.get(OTHER_NAME, "")).split() if isinstance(extra, dict) else []

@@ -76,5 +76,5 @@ def check_schedule(name: str, schedule: SizeSchedule, least: int = 1) -> None:
     # A fraction and a step are compared when the length of the run is known.
     if any(right <= left for left, right in pairwise(points) if (left < 1) == (right < 1) or left == 0):
         raise ValueError(f"the segments of {name} begin at {points}; each must begin after the one before")
-    if any(right <= left for left, right in pairwise(values)) or (values and values[0] < least):
+    if any(right <= left for left, right in pairwise([least - 1, *values])):
         raise ValueError(f"{name} has the values {values}; each must be larger than the one before, the first at least {least}")

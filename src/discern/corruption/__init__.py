@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 maskings: Registry[Callable[[TokenBatch, MaskingContext], Chosen]] = Registry("masking")
 maskings.register("uniform", "discern.corruption.masking:uniform")
 maskings.register("with-replacement", "discern.corruption.masking:with_replacement")
-maskings.register("whole-word", "discern.corruption.words:whole_word")
-maskings.register("span", "discern.corruption.words:span")
+maskings.register("whole-word", "discern.corruption.masking:whole_word")
+maskings.register("span", "discern.corruption.masking:span")
 maskings.register("rarity", "discern.corruption.masking:rarity")
 maskings.register("entropy", "discern.corruption.masking:entropy")
 

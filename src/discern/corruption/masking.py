@@ -1,7 +1,8 @@
-"""Chooses the positions of a sequence to corrupt, and masks them. The maskings of whole words are in `words.py`."""
+"""Chooses the positions of a sequence to corrupt, and masks them."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -58,11 +59,6 @@ class Chosen:
     draws: Int[Tensor, "B L"] | None = None
 
 
-def maskable_positions(batch: TokenBatch) -> Bool[Tensor, "B L"]:
-    """True where a token may be corrupted: real tokens that are not special, [UNK] included."""
-    return batch.maskable
-
-
 def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor, "B"]:
     """Number of positions to choose per sequence: `round(mask_probability * maskable)`, at least one if any is maskable.
 
@@ -80,10 +76,8 @@ def uniform(batch: TokenBatch, context: MaskingContext) -> Chosen:
     Differs: the released code draws with replacement, so that 13.8% of the tokens are chosen instead of 15%.
     Reference: Clark et al. 2020, section 2.
     """
-    maskable = maskable_positions(batch)
-    keys = context.randomness.integers("masked positions", maskable.shape[1])
-    keys = keys.masked_fill(~maskable, torch.iinfo(torch.int64).max)
-    return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
+    keys = context.randomness.integers("masked positions", batch.maskable.shape[1])
+    return _smallest_maskable(keys, batch, context)
 
 
 def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
@@ -106,9 +100,8 @@ def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
             hint="use a data set of `discern prepare` or a run trained on one, which contain the counts, "
             "or set objective.masking=uniform",
         )
-    maskable = maskable_positions(batch)
     counts = context.token_counts.to(batch.input_ids.device)[batch.input_ids].clamp(min=1).double()
-    return _first_to_ring(maskable, counts**context.rarity_exponent, context)
+    return _first_to_ring(counts**context.rarity_exponent, batch, context)
 
 
 def entropy(batch: TokenBatch, context: MaskingContext) -> Chosen:
@@ -119,20 +112,29 @@ def entropy(batch: TokenBatch, context: MaskingContext) -> Chosen:
 
     Reference: for weighted draws by exponential numbers, Efraimidis and Spirakis 2006.
     """
-    maskable = maskable_positions(batch)
     times = torch.ones_like(batch.input_ids, dtype=torch.float64)
     if context.token_entropies is not None:
         entropies = context.token_entropies.to(batch.input_ids.device)[batch.input_ids]
         times = entropies.double().clamp(min=_LEAST_ENTROPY) ** -context.entropy_exponent
-    return _first_to_ring(maskable, times, context)
+    return _first_to_ring(times, batch, context)
 
 
-def _first_to_ring(maskable: Bool[Tensor, "B L"], times: Float[Tensor, "B L"], context: MaskingContext) -> Chosen:
+def _first_to_ring(times: Float[Tensor, "B L"], batch: TokenBatch, context: MaskingContext) -> Chosen:
     """Draw positions without replacement, exactly `quota` per sequence, with weights that are the reciprocals of `times`."""
     # Of several exponential clocks, one with rate w is the first to ring with probability w / (sum of all rates).
-    keys = context.randomness.exponentials("masked positions", maskable.shape[1]) * times
-    keys = keys.masked_fill(~maskable, torch.inf)
-    return Chosen(smallest(keys, quota(maskable, context.mask_probability)))
+    keys = context.randomness.exponentials("masked positions", times.shape[1]) * times
+    return _smallest_maskable(keys, batch, context)
+
+
+def _smallest_maskable(keys: Shaped[Tensor, "B L"], batch: TokenBatch, context: MaskingContext) -> Chosen:
+    return Chosen(smallest(keys, batch.maskable, quota(batch.maskable, context.mask_probability)))
+
+
+def smallest(keys: Shaped[Tensor, "B L"], among: Bool[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
+    """True at the `count` smallest keys of each row among the positions in `among`, of which there must be enough."""
+    last = torch.inf if keys.is_floating_point() else torch.iinfo(keys.dtype).max
+    rank = keys.masked_fill(~among, last).argsort(dim=1, stable=True).argsort(1)
+    return (rank < count[:, None]) & among
 
 
 def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
@@ -142,7 +144,7 @@ def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
 
     Reference: google-research/electra, pretraining/pretrain_helpers.py, `mask`.
     """
-    maskable = maskable_positions(batch)
+    maskable = batch.maskable
     available = maskable.sum(1)
     count = draw_quota(batch.attention_mask, available, context.mask_probability)
     most = _most_draws(maskable.shape[1], context.mask_probability)
@@ -163,6 +165,131 @@ def draw_quota(attention_mask: Bool[Tensor, "B L"], available: Int[Tensor, "B"],
     wanted = torch.round(attention_mask.sum(1).float() * mask_probability).long()
     wanted = wanted.clamp(1, _most_draws(attention_mask.shape[1], mask_probability))
     return wanted * (available > 0)
+
+
+@dataclass(frozen=True)
+class Words:
+    """The words of a batch, numbered from 0 in each row.
+
+    A word is a run of maskable tokens. It ends at the latest at a special token or at the end of the row. If packing has cut
+    a word, the remaining part counts as a word.
+
+    Attributes:
+        maskable: (B, L) tokens that belong to a word.
+        number: (B, L) number of the word of each such token; 0 elsewhere.
+        lengths: (B, L) number of tokens of each word, by the word's number; 0 beyond the last word.
+    """
+
+    maskable: Bool[Tensor, "B L"]
+    number: Int[Tensor, "B L"]
+    lengths: Int[Tensor, "B L"]
+
+
+def words_of(batch: TokenBatch) -> Words:
+    """The words of the batch. If the batch does not record where words begin, every token is a word."""
+    maskable = batch.maskable
+    begins = maskable
+    if batch.word_starts is not None:
+        follows = torch.zeros_like(maskable)
+        follows[:, 1:] = maskable[:, :-1]
+        starts = batch.word_starts
+        if batch.is_reversed is not None:
+            # In reversed text, a word begins with the last of its tokens in the row, and the next token begins another word.
+            ended = torch.zeros_like(starts)
+            ended[:, 1:] = starts[:, :-1]
+            starts = torch.where(batch.is_reversed[:, None], ended, starts)
+        begins = maskable & (starts | ~follows)
+    number = (begins.cumsum(1) - 1).clamp(min=0) * maskable
+    lengths = torch.zeros_like(number).scatter_add_(1, number, maskable.long())
+    return Words(maskable, number, lengths)
+
+
+def whole_word(batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """Choose whole words in uniformly random order, until the `quota` of tokens of the row is filled; see `take_in_order`.
+
+    Raises:
+        ConfigError: the batch does not record where words begin.
+
+    Reference: google-research/bert, create_pretraining_data.py, `do_whole_word_mask`; Cui et al. 2019 for Chinese.
+    """
+    if batch.word_starts is None:
+        raise ConfigError(
+            "masking 'whole-word' needs to know where words begin, which these rows do not record",
+            hint="train on a data set of `discern prepare`, which stores it, or set objective.masking=uniform",
+        )
+    words = words_of(batch)
+    keys = context.randomness.integers("masked words", words.number.shape[1])
+    return Chosen(take_in_order(words, keys, quota(words.maskable, context.mask_probability)))
+
+
+def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """Choose spans of whole words, until the `quota` of tokens of the row is filled; see `take_in_order`.
+
+    If words are unknown, the spans consist of tokens. The words of a row form a ring, which is cut into spans of random length,
+    starting at a random place. The spans are taken in random order. All places are therefore equally likely, which they would
+    not be if spans ended at the ends of the row. Long words are slightly less likely, because they are skipped if they do not
+    fit. A span continues after a special token.
+
+    Differs: SpanBERT draws the beginning of each span independently, which favors words away from the beginning of the row.
+    Reference: Joshi et al. 2020, section 3.1.
+    """
+    words, randomness = words_of(batch), context.randomness
+    shape = words.number.shape
+    lengths = span_lengths(randomness.uniforms("span lengths", shape[1]), context.span_stop_probability, context.span_max_words)
+    number = torch.arange(shape[1], device=lengths.device).expand(shape)
+    turn = randomness.integers("span turn", 1)
+    # Entries beyond the last word of a row are meaningless and not used.
+    place = (number - turn) % (words.lengths > 0).sum(1, keepdim=True).clamp(min=1)
+    span_of_word = torch.searchsorted(lengths.cumsum(1), place, right=True)
+    rank = randomness.integers("masked spans", shape[1]).argsort(1).argsort(1)
+    keys = rank.gather(1, span_of_word) * shape[1] + place
+    return Chosen(take_in_order(words, keys, quota(words.maskable, context.mask_probability)))
+
+
+def span_lengths(uniforms: Float[Tensor, "B L"], stop_probability: float, longest: int) -> Int[Tensor, "B L"]:
+    """Lengths in words, P(n) proportional to `(1 - stop_probability)^(n-1)` for n from 1 to `longest`.
+
+    For 0.2 and 10 the mean is 3.8.
+    """
+    going_on = 1 - stop_probability
+    # Inverts the distribution function 1 - going_on^n, truncated at the longest span.
+    total = 1 - going_on**longest
+    lengths = ((1 - uniforms.double() * total).log() / math.log(going_on)).floor().long() + 1
+    return lengths.clamp(1, longest)
+
+
+def take_in_order(words: Words, keys: Int[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
+    """The tokens of words that are taken in the order of their keys, until each row has `count` tokens.
+
+    A word that would exceed the count is skipped. A row therefore has fewer tokens only if each remaining word is longer than
+    the number of missing tokens. There is one exception: if even the shortest word of a row is longer than `count`, the first
+    word of that length is taken, so that every row with words has at least one.
+
+    Args:
+        keys: key of each word, by the word's number.
+        count: number of tokens to choose; 0 for a row without words.
+    """
+    last = torch.iinfo(torch.int64).max
+    order = keys.masked_fill(words.lengths == 0, last).argsort(dim=1, stable=True)
+    lengths = words.lengths.gather(1, order)
+
+    # One pass takes all words up to the first one that does not fit. Neither that word nor any other of its length fits later,
+    # so there are at most as many passes as different lengths, instead of one per word.
+    taken, left = torch.zeros_like(lengths, dtype=torch.bool), count
+    while True:
+        fits = ~taken & (lengths > 0) & (lengths <= left[:, None])
+        now = fits & ((lengths * fits).cumsum(1) <= left[:, None])
+        if not now.any():
+            break
+        taken = taken | now
+        left = left - (lengths * now).sum(1)
+
+    # In a row whose words are all too long, the first of the shortest
+    width = lengths.shape[1]
+    score = (lengths * width + torch.arange(width, device=lengths.device)).masked_fill(lengths == 0, last)
+    has_none = (~taken.any(1) & (count > 0))[:, None]
+    taken = taken | (has_none & (score == score.min(1, keepdim=True).values))
+    return torch.zeros_like(taken).scatter_(1, order, taken).gather(1, words.number) & words.maskable
 
 
 def average_samples(
@@ -213,12 +340,6 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
         draws = int(draw_quota(row, torch.tensor([available]), mask_probability))
         return 1 - (1 - 1 / available) ** draws
     return None
-
-
-def smallest(keys: Shaped[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
-    """True at the `count` smallest keys of each row."""
-    rank = keys.argsort(1).argsort(1)
-    return rank < count[:, None]
 
 
 def hide(

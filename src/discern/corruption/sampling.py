@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from discern import kernels
@@ -96,10 +96,3 @@ def top_p_logits(logits: Float[Tensor, "M V"], top_p: float, kept: Int[Tensor, "
         if kept is not None:
             left_out.scatter_(1, kept[:, None], False)
     return logits.masked_fill(left_out, float("-inf"))
-
-
-def replace_positions(
-    input_ids: Int[Tensor, "B L"], positions: Bool[Tensor, "B L"], replacements: Int[Tensor, "M"]
-) -> Int[Tensor, "B L"]:
-    """The ids with `replacements` at the chosen positions, row by row; everything else unchanged, no [MASK] anywhere."""
-    return input_ids.masked_scatter(positions, replacements)

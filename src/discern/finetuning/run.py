@@ -18,8 +18,6 @@ import torch
 from safetensors.torch import save
 from torch import nn
 
-from discern.config.layers import override_combinations
-from discern.config.schema import Schema
 from discern.data.batching.stream import derive_key
 from discern.errors import CheckpointError, ConfigError, NumericsError
 from discern.finetuning.data import TaskData
@@ -32,7 +30,7 @@ from discern.finetuning.results import (
     prepare_folder,
     summarize,
 )
-from discern.finetuning.settings import FinetuneConfig, Recipe
+from discern.finetuning.settings import Recipe, sweep_combinations
 from discern.model_files.finetuned import MODEL_FILE, RESULTS_FILE, SCORES_FILE, predictions_file, seed_folder
 from discern.model_files.folder import choose_encoder, draw_weights
 from discern.models.fused_ops import Dropout
@@ -104,7 +102,7 @@ def finetune(
     # Plan: the arguments, the model, and the settings of every combination, so that a mistake in the last one shows at once.
     if seeds < 1:
         raise ConfigError(f"--seeds is {seeds}, expected at least 1", hint="3 is usual for a table of results")
-    combinations = override_combinations(sweep, Schema.of(FinetuneConfig, {}, {}).fields)
+    combinations = sweep_combinations(sweep)
     folders = [out / name if name else out for name in combinations]
     submits = submission is not None
     if submission is not None:

@@ -5,6 +5,7 @@ Unless a length is given, it is fitted to the data.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
@@ -13,8 +14,8 @@ from pydantic import Field, create_model
 
 from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
 from discern.config.resolve import Resolved, resolve
-from discern.config.schema import Section, nest
-from discern.errors import ConfigError
+from discern.config.schema import Section, keys_of, nest
+from discern.errors import ConfigError, did_you_mean
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.tasks.base import Definition, TaskConfig
@@ -44,6 +45,7 @@ _RETRIES = 2
 _DROPOUT = 0.1
 _LENGTHS = frozenset({"finetune.epochs", "train.max_steps"})
 _FEW_SHOT_ROWS = 100
+_WARMUP = 0.1
 # Small data sets are repeated at most this many times, whatever the minimum number of steps (benchmarks/records,
 # "small-data").
 _MAX_EPOCHS, _MAX_EPOCHS_PAIRS = 20, 4
@@ -117,9 +119,6 @@ class FinetuneSection(Section):
         description="First train briefly with the learning rate, with a third of it and with three times it, then train fully "
         "with the rate that scores best on the evaluated examples.",
     )
-    warmup_fraction: float = Field(
-        0.1, ge=0, le=1, description="Fraction of the steps used for warm-up; optimizer.warmup_steps overrides it."
-    )
     dropout: float = Field(0.1, ge=0, lt=1, description="Dropout of hidden states, of attention, and before the heads.")
     layers: int | None = Field(
         None,
@@ -182,6 +181,36 @@ class FinetuneConfig(Section):
             return section.model_copy(update=update)
 
         return cast(FinetuneConfig, updated(self, nest(values)))
+
+
+def sweep_combinations(sweep: Sequence[str]) -> dict[str, list[str]]:
+    """The combinations of a sweep: overrides by a name; without a sweep a single one without a name.
+
+    Args:
+        sweep: values per setting, as "learning_rate=1e-4,3e-4"; the section of a key that no task has may be left out.
+
+    Raises:
+        ConfigError: a setting has no values, or is unknown.
+    """
+    known = keys_of(FinetuneConfig)[1]
+    axes: list[list[tuple[str, str]]] = []
+    for axis in sweep:
+        key, _, listed = (part.strip() for part in axis.partition("="))
+        values = [value.strip() for value in listed.split(",") if value.strip()]
+        if not key or not values:
+            raise ConfigError(f"--sweep {axis}: expected key=value,value", hint="for example --sweep learning_rate=1e-4,3e-4")
+        if "." not in key:
+            matches = [name for name in known if name.rpartition(".")[2] == key]
+            if len(matches) != 1:
+                which = f"could be {' or '.join(matches)}" if matches else "is not a setting"
+                near = did_you_mean(key, [name.rpartition(".")[2] for name in known])
+                raise ConfigError(f"--sweep {key} {which}", hint=f"give it with its section, as task.{key}=...; {near}")
+            key = matches[0]
+        axes.append([(key, value) for value in values])
+    return {
+        ",".join(f"{key.rpartition('.')[2]}={value}" for key, value in chosen): [f"{key}={value}" for key, value in chosen]
+        for chosen in itertools.product(*axes)
+    }
 
 
 def given_settings(file: Path | None, overrides: Sequence[str]) -> Settings:
@@ -370,8 +399,8 @@ def fit_length(
     if finetune.few_shot and (pairs or not classes):
         raise ConfigError("finetune.few_shot is for one class of a single text", hint="leave it out")
     if "optimizer.warmup_steps" not in user_set:
-        updates["optimizer.warmup_steps"] = int(steps * finetune.warmup_fraction)
+        updates["optimizer.warmup_steps"] = int(steps * _WARMUP)
     config = config.with_values(updates)
     if (problem := overlap(config.optimizer, steps)) is not None:
-        raise ConfigError(problem, hint="set a lower finetune.warmup_fraction, optimizer.decay_fraction or optimizer.decay_steps")
+        raise ConfigError(problem, hint="set a lower optimizer.warmup_steps, optimizer.decay_fraction or optimizer.decay_steps")
     return config

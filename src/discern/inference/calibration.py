@@ -13,9 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discern.corruption.masking import MaskingContext, maskable_positions, uniform
+from discern.corruption.masking import MaskingContext, uniform
 from discern.corruption.randomness import Randomness, key_of
-from discern.corruption.sampling import replace_positions, sample_tokens
+from discern.corruption.sampling import sample_tokens
 from discern.data.batching.segments import PackedRows
 from discern.data.batching.stream import ExampleStream
 from discern.data.dataset.shards import TokenData
@@ -83,7 +83,7 @@ def detect_corrupted(
         batch = stream.batch(rows, rows)
         corrupted = _corrupted(proposer, batch, corruption)
         logits = discriminator.token_logits(corrupted.to(device), *batch.to(device).context).cpu()
-        predicted = maskable_positions(batch)
+        predicted = batch.maskable
         probability.append(logits[predicted].sigmoid().numpy())
         is_replaced.append((corrupted != batch.input_ids)[predicted].numpy())
         progress.advance(len(rows))
@@ -99,7 +99,7 @@ def _corrupted(proposer: Proposer, batch: TokenBatch, corruption: float) -> Tens
     for logits in proposer.logits(batch.input_ids, places, *batch.to(device_of(proposer.network)).context):
         sampled.append(sample_tokens(logits, uniforms[at : at + len(logits)]))
         at += len(logits)
-    return replace_positions(batch.input_ids, places, torch.cat(sampled)) if sampled else batch.input_ids
+    return batch.input_ids.masked_scatter(places, torch.cat(sampled)) if sampled else batch.input_ids
 
 
 def calibrate(

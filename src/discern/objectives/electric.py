@@ -10,7 +10,6 @@ from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
-from discern.corruption.masking import maskable_positions
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
 from discern.models.fused_ops import same_draws
@@ -141,7 +140,7 @@ def noise_contrastive_metrics(output: StepOutput, batch: CorruptedBatch) -> tupl
     energy of the tokens that are not noise: if exp(-energy) were normalized it would be their cross-entropy, comparable with
     the generator's.
     """
-    seen, mask, term = output.observations, maskable_positions(batch.tokens), output.terms["discriminator"]
+    seen, mask, term = output.observations, batch.tokens.maskable, output.terms["discriminator"]
     ratios: Ratios = {
         "discriminator_loss": (term.total, term.count),
         "energy": (seen["energy"].float()[mask & ~seen["is_noise"]].sum(), term.count - batch.num_masked),

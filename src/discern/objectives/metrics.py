@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
-from discern.corruption.masking import maskable_positions
 from discern.objectives.base import Evaluator
 from discern.types import CorruptedBatch, StepOutput
 
@@ -101,7 +100,7 @@ def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[R
         "discriminator_loss": (output.terms["discriminator"].total, len(replaced)),
         "replaced_fraction": (replaced.sum(), len(replaced)),
     }
-    binary = seen["discriminator_logits"][mask], replaced, maskable_positions(batch.tokens)[mask]
+    binary = seen["discriminator_logits"][mask], replaced, batch.tokens.maskable[mask]
     return generator_metrics(output, batch) | ratios, binary
 
 
@@ -209,7 +208,7 @@ def _classifications(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor,
     if "discriminator_logits" in seen:
         return seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
     if "energy" in seen:
-        return noise_logits(seen).clamp(-50, 50), seen["is_noise"], maskable_positions(batch.tokens)
+        return noise_logits(seen).clamp(-50, 50), seen["is_noise"], batch.tokens.maskable
     return None
 
 
@@ -219,7 +218,7 @@ def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Ten
         logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
         if logits is None or targets is None:
             continue
-        for mask in (batch.masked_positions, maskable_positions(batch.tokens)):
+        for mask in (batch.masked_positions, batch.tokens.maskable):
             if int(mask.sum()) == len(targets) == len(logits):
                 loss = F.cross_entropy(logits.float(), targets, reduction="none")
                 return loss, logits.argmax(-1) == targets, mask

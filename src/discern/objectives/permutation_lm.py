@@ -13,9 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.config.schema import OTHER_NAME
-from discern.corruption.permutation import blocked_pairs, factorization_order
+from discern.corruption.permutation import blocked_pairs, factorization_order, legacy_span_targets, single_targets, span_targets
 from discern.corruption.randomness import Randomness
-from discern.corruption.span_targets import legacy_span_targets, single_targets, span_targets
 from discern.data.config import DataConfig
 from discern.models import encoders
 from discern.models.base import Network, build_embeddings, build_encoder

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.config.problems import InvalidConfigError, Problem
-from discern.config.resolve import Resolved
+from discern.config.resolve import InvalidConfigError, Problem, Resolved
 from discern.config.schema import flatten, to_toml
 from discern.data.batching.mixture import MixedStream, replay_fraction
 from discern.data.batching.rows import RowStream, SuccessiveRows, heldout_rows, scheduled_rows

@@ -20,8 +20,7 @@ import torch
 from torch import Tensor
 
 from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
-from discern.config.problems import InvalidConfigError, Problem, quoted
-from discern.config.resolve import Resolved
+from discern.config.resolve import InvalidConfigError, Problem, Resolved, quoted
 from discern.config.schema import flatten
 from discern.data.curation.filters import Rules
 from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME

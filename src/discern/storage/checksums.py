@@ -21,7 +21,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from json import JSONDecodeError
 from pathlib import Path
@@ -37,7 +37,6 @@ CHECKSUMS_NAME = "checksums.json"
 VARIABLE = "DISCERN_VERIFY"
 _NOTES = "verified"
 _LFS_POINTER = b"version https://git-lfs"
-_DIGEST = re.compile(r"[0-9a-f]{64}")
 _ENTRY = re.compile(r"(|[0-9a-f]{64})(\|(|[0-9a-f]{64}))*")
 _RECORDS = {
     "run.json": b"",
@@ -52,13 +51,13 @@ _RECORDS = {
 # Hashing this many bytes takes about 20 ms, so caching the result for smaller files is not worthwhile.
 _WORTH_REMEMBERING = 1 << 24
 # A file that is written twice within one tick of the file system's clock has the same times before and after.
-_TICK_NS, _SETTLED_NS = 20_000_000, 2_000_000_000
+_SETTLED_NS = 2_000_000_000
 _hashed: dict[tuple[int, ...], str] = {}
 
 
 def verification_is_on() -> bool:
     """Whether files are compared with their checksums."""
-    return os.environ.get(VARIABLE, "1").strip().lower() not in ("0", "off", "no", "false")
+    return os.environ.get(VARIABLE) != "0"
 
 
 def cache_folder() -> Path:
@@ -106,11 +105,11 @@ def read_checksums(folder: Path) -> dict[str, str]:
         return {}
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint=hint) from problem
-    except (ValueError, RecursionError) as problem:
-        raise DataError(f"{path} is damaged: it is not valid JSON", hint=hint) from problem
+    except ValueError:
+        found = None
     if not isinstance(found, dict) or not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in found.values()):
-        raise DataError(f"{path} is damaged: expected file names with their SHA-256 digests", hint=hint)
-    return dict(found)
+        raise DataError(f"{path} is damaged: expected a JSON object of file names with their SHA-256 digests", hint=hint)
+    return found
 
 
 def known_checksums(folder: Path) -> dict[str, str]:
@@ -135,7 +134,7 @@ def write_checksums(folder: Path, digests: Mapping[str, str]) -> None:
     Raises:
         OSError: the file cannot be written.
     """
-    write_text(folder / CHECKSUMS_NAME, _serialized(digests))
+    write_text(folder / CHECKSUMS_NAME, json.dumps(digests, indent=1, sort_keys=True) + "\n")
 
 
 def record_checksums(folder: Path, names: Iterable[str]) -> None:
@@ -145,8 +144,7 @@ def record_checksums(folder: Path, names: Iterable[str]) -> None:
         DataError: `checksums.json` is damaged.
         OSError: a file cannot be read or written.
     """
-    digests = {name: checksum(folder / name) for name in names}
-    _update(folder, lambda known: known | digests)
+    _update(folder, {name: checksum(folder / name) for name in names})
 
 
 @contextmanager
@@ -158,12 +156,11 @@ def recording(folder: Path, digests: Mapping[str, str]) -> Iterator[None]:
         OSError: it cannot be written.
     """
 
-    def both(known: dict[str, str]) -> dict[str, str]:
-        return known | {name: "|".join(dict.fromkeys([*known.get(name, "").split("|"), new])) for name, new in digests.items()}
-
+    known = read_checksums(folder)
+    both = {name: "|".join(dict.fromkeys([*known.get(name, "").split("|"), new])) for name, new in digests.items()}
     _update(folder, both)
     yield
-    _update(folder, lambda known: known | dict(digests))
+    _update(folder, digests)
 
 
 def write_recorded(folder: Path, files: Mapping[str, str | bytes]) -> None:
@@ -218,17 +215,15 @@ def forget_checksums(folder: Path, names: Iterable[str]) -> None:
     """
     gone = set(names) & read_checksums(folder).keys()
     if gone:
-        _update(folder, lambda known: {name: digest for name, digest in known.items() if name not in gone})
+        _update(folder, dict.fromkeys(gone))
 
 
-def _update(folder: Path, change: Callable[[dict[str, str]], dict[str, str]]) -> None:
-    """Replace `checksums.json` by what `change` makes of its entries; another process that does the same waits."""
+def _update(folder: Path, changes: Mapping[str, str | None]) -> None:
+    """Change entries of `checksums.json`; None removes one. Another process that does the same waits."""
     with replacing_file(folder / CHECKSUMS_NAME, wait=True) as file:
-        file.write(_serialized(change(read_checksums(folder))).encode())
-
-
-def _serialized(digests: Mapping[str, str]) -> str:
-    return json.dumps(dict(sorted(digests.items())), indent=1) + "\n"
+        entries = {**read_checksums(folder), **changes}
+        kept = {name: entry for name, entry in entries.items() if entry is not None}
+        file.write(f"{json.dumps(kept, indent=1, sort_keys=True)}\n".encode())
 
 
 def verify(path: Path, content: bytes | None = None, error: type[DiscernError] = DataError, *, log: bool = False) -> None:
@@ -243,30 +238,28 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
         DiscernError: the file has changed since it was written, or its checksum is missing, or it is the pointer that Git LFS
             leaves in place of a file; of class `error`.
     """
-    begin = content
-    if begin is None:
+    begin = content or b""
+    if content is None:
         with suppress(OSError), path.open("rb") as file:  # what cannot be read is an error of the reader
             begin = file.read(len(_LFS_POINTER))
-    if begin is not None and begin.startswith(_LFS_POINTER):
+    if begin.startswith(_LFS_POINTER):
         raise error(f"{path} is a Git LFS pointer, which stands for the file", hint="download the file: git lfs pull")
     if not verification_is_on():
         return
     folder = path.parent
     hint = f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {folder}"
     known = read_checksums(folder)
-    if not known and not log and is_recorded(folder):
-        raise error(f"{folder / CHECKSUMS_NAME} is missing", hint=hint)
-    if path.name not in known:
-        if known and not log:
-            raise error(f"{path} has no checksum in {CHECKSUMS_NAME}", hint=hint)
-        return
-    expected = known[path.name].split("|")
-    found = hashlib.sha256(content).hexdigest() if content is not None else digest_of(path, error)
-    if found not in expected:
-        raise error(
-            f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[-1][:12]}...",
-            hint=hint,
-        )
+    if path.name in known:
+        expected = known[path.name].split("|")
+        found = hashlib.sha256(content).hexdigest() if content is not None else digest_of(path, error)
+        if found not in expected:
+            raise error(
+                f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has "
+                f"{expected[-1][:12]}...",
+                hint=hint,
+            )
+    elif not log and (known or is_recorded(folder)):
+        raise error(f"{path} has no checksum in {folder / CHECKSUMS_NAME}, which is missing or incomplete", hint=hint)
 
 
 def lost_files(folder: Path) -> list[str]:
@@ -286,12 +279,8 @@ def verify_folder(folder: Path) -> None:
     Raises:
         DataError: a file has changed since it was written, or is missing.
     """
-    for name in lost_files(folder):
-        raise DataError(
-            f"{folder / name} is missing, which {CHECKSUMS_NAME} lists", hint=f"copy it back, or remove {folder} to make it again"
-        )
     for name in read_checksums(folder):
-        if (folder / name).is_file():
+        if has_file(folder, name):
             verify(folder / name)
 
 
@@ -325,53 +314,32 @@ def cached_checksum(path: Path) -> str:
     Raises:
         OSError: it cannot be read.
     """
-    before = _stamp(path)
-    if before not in _hashed:
-        kept = _recall(path, before)
-        found = kept or checksum(path)
-        if _settled(before, _TICK_NS):
-            _hashed[before] = found
-        if kept is None and before[2] >= _WORTH_REMEMBERING and _settled(before, _SETTLED_NS):
-            _remember(path, before, found)
-        return found
-    return _hashed[before]
-
-
-def _stamp(path: Path) -> tuple[int, ...]:
-    """Device, inode, size and times of a file, which change when its content does."""
+    # Device, inode, size and times change when the content does
     status = path.stat()
-    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+    stamp = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+    if stamp in _hashed:
+        return _hashed[stamp]
 
-
-def _settled(stamp: tuple[int, ...], age: int) -> bool:
-    """Whether a file was last written at least `age` nanoseconds ago, so that a later version has other times."""
-    return time.time_ns() - max(stamp[3:]) > age
+    # Read the digest that an earlier process found, or compute it
+    digest = None
+    if status.st_size >= _WORTH_REMEMBERING:
+        with suppress(OSError, ValueError, TypeError, RuntimeError):
+            *known, found = json_value(_note(path).read_bytes())
+            digest = str(found) if known == list(stamp) else None
+    is_new = digest is None
+    digest = digest or checksum(path)
+    if time.time_ns() - max(status.st_mtime_ns, status.st_ctime_ns) > _SETTLED_NS:
+        _hashed[stamp] = digest
+        if is_new and status.st_size >= _WORTH_REMEMBERING:
+            with suppress(OSError, RuntimeError):  # the cache cannot be written
+                make_cache_folder(_NOTES)
+                write_text(_note(path), json.dumps([*stamp, digest]))
+    return digest
 
 
 def _note(path: Path) -> Path:
     name = hashlib.sha256(os.fsencode(path.resolve())).hexdigest()
     return cache_folder() / _NOTES / f"{name[:32]}.json"
-
-
-def _recall(path: Path, stamp: tuple[int, ...]) -> str | None:
-    """The digest that was found in an earlier process, if the file is still the same."""
-    if stamp[2] < _WORTH_REMEMBERING:
-        return None
-    with suppress(OSError, ValueError, TypeError, RuntimeError):
-        kept = json_value(_note(path).read_bytes())
-        if kept["stamp"] == list(stamp) and _DIGEST.fullmatch(kept["sha256"]):
-            return str(kept["sha256"])
-    return None
-
-
-def _remember(path: Path, stamp: tuple[int, ...], digest: str) -> None:
-    """Store the digest for later processes; failure to write it is ignored."""
-    with suppress(OSError, RuntimeError):
-        make_cache_folder(_NOTES)
-        write_text(_note(path), json.dumps({"file": str(path.resolve()), "stamp": list(stamp), "sha256": digest}))
-
-
-_SHOWN = 3
 
 
 class Record(BaseModel):
@@ -417,8 +385,6 @@ def parse_json(text: str, path: Path, *, hint: str, error: type[DiscernError] = 
     Raises:
         DiscernError: the text is not valid JSON; of class `error`.
     """
-    if not text.strip():
-        raise error(f"{path} is damaged: it is empty", hint=hint)
     try:
         return json_value(text)
     except JSONDecodeError as problem:
@@ -432,10 +398,7 @@ def read_object(path: Path, *, hint: str, error: type[DiscernError] = DataError)
     Raises:
         DiscernError: the file is missing or damaged, or is not a JSON object; of class `error`.
     """
-    found = parse_json(read_text(path, hint=hint, error=error), path, hint=hint, error=error)
-    if not isinstance(found, dict):
-        raise error(f"{path} is damaged: it holds {_kind(found)}, expected a JSON object", hint=hint)
-    return found
+    return read_record(path, Record, hint=hint, error=error)
 
 
 def read_record(
@@ -450,9 +413,11 @@ def read_record(
     Raises:
         DiscernError: the file is missing or damaged, of another version, or lacks a key; of class `error`.
     """
-    found = read_object(path, hint=hint, error=error)
+    found: Any = parse_json(read_text(path, hint=hint, error=error), path, hint=hint, error=error)
+    if not isinstance(found, dict):
+        raise error(f"{path} is damaged: it is not a JSON object", hint=hint)
     if version is not None and "format" in found and found["format"] != version:
-        raise error(f"{path} has format {_short(found['format'])}; this version of discern reads {version}", hint=hint)
+        raise error(f"{path} has format {found['format']!r}; this version of discern reads {version}", hint=hint)
     with understood(path, hint=hint, error=error):
         form.model_validate(found)
     return found
@@ -467,33 +432,18 @@ def understood(path: Path | str, *, hint: str, error: type[DiscernError] = DataE
     """
     try:
         yield
-    except ValidationError as problem:
-        raise error(f"{path} is damaged: {reasons(problem)}", hint=hint) from problem
-    except KeyError as problem:
-        raise error(f"{path} is damaged: it has no {problem}", hint=hint) from problem
-    except (TypeError, ValueError, AttributeError, IndexError, ArithmeticError) as problem:
-        raise error(f"{path} is damaged: {_short(problem)}", hint=hint) from problem
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as problem:
+        if isinstance(problem, ValidationError):
+            reason = reasons(problem)
+        else:
+            reason = f"it has no {problem}" if isinstance(problem, KeyError) else " ".join(str(problem).split())
+        raise error(f"{path} is damaged: {reason}", hint=hint) from problem
 
 
 def reasons(problem: ValidationError) -> str:
-    """The errors of pydantic, on one line."""
-    found = [_reason(".".join(map(str, each["loc"])), each["msg"]) for each in problem.errors(include_url=False)]
-    more = f"; and {len(found) - _SHOWN} more" if len(found) > _SHOWN else ""
-    return "; ".join(found[:_SHOWN]) + more
-
-
-def _reason(place: str, said: str) -> str:
-    said = said.removeprefix("Value error, ")
-    if said == "Field required":
+    """The first error of pydantic, on one line."""
+    first = problem.errors(include_url=False)[0]
+    place, said = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    if first["type"] == "missing":
         return f"'{place}' is missing"
     return f"'{place}': {said[:1].lower()}{said[1:]}" if place else said
-
-
-def _kind(value: object) -> str:
-    names = {list: "a list", str: "text", int: "a number", float: "a number", bool: "true or false", type(None): "null"}
-    return names.get(type(value), type(value).__name__)
-
-
-def _short(value: object) -> str:
-    text = " ".join(str(value).split())
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,4 +1,4 @@
-"""Locks for processes that share a folder.
+"""Locks for processes that share a folder, and files that appear whole or not at all.
 
 All locks belong to open files: the system releases them when a process ends for any reason. On Windows, and on a file
 system without locks, each process assumes that it is alone.
@@ -6,17 +6,15 @@ system without locks, each process assumes that it is alone.
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import io
+import math
 import os
-import re
 import stat
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
@@ -30,6 +28,18 @@ except ImportError:  # Windows
 _LOOK = 0.5  # seconds between two attempts to lock
 
 
+def _lock(opened: int, *, wait: bool) -> bool:
+    """Lock an open file; False if another process holds the lock, and `wait` is False."""
+    try:
+        if fcntl is not None:
+            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system has no locks
+        pass
+    return True
+
+
 @contextmanager
 def held(path: Path) -> Iterator[bool]:
     """Hold the lock of a file; yields False if another process holds it. The file is kept.
@@ -39,33 +49,49 @@ def held(path: Path) -> Iterator[bool]:
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
-        try:
-            _lock(file.fileno(), wait=False)
-        except BlockingIOError:
-            yield False
-        else:
-            yield True
+        yield _lock(file.fileno(), wait=False)
+
+
+def lock_folder(folder: Path, patience: float = 0.0) -> int | None:
+    """Lock a folder itself, and return a descriptor. Closing it releases the lock.
+
+    Args:
+        patience: seconds to wait for another process that holds the lock.
+
+    Returns:
+        None if the folder does not exist or cannot be read.
+
+    Raises:
+        DataError: another process has locked it.
+    """
+    if fcntl is None or not folder.is_dir() or not os.access(folder, os.R_OK):
+        return None
+    opened = os.open(folder, os.O_RDONLY)
+    deadline = time.monotonic() + patience
+    while not _lock(opened, wait=False):
+        if time.monotonic() >= deadline:
+            os.close(opened)
+            raise DataError(f"another process is using {folder}", hint="wait until it has finished, or choose another --out")
+        time.sleep(_LOOK)
+    return opened
 
 
 @contextmanager
 def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this block for the folder; does not wait on a file system without folder locks."""
-    if fcntl is None:
-        yield
-        return
-    opened = os.open(folder, os.O_RDONLY)
+    """Wait until no other process is in this block for the folder."""
+    opened = lock_folder(folder, math.inf)
     try:
-        _lock(opened, wait=True)
         yield
     finally:
-        os.close(opened)
+        if opened is not None:
+            os.close(opened)
 
 
 def create_held(path: Path, target: Path, *, wait: bool) -> int:
     """Create a file, lock it, and open it for writing. The caller closes the descriptor, which releases the lock.
 
-    A file of that name that a killed process left is removed first. Others may guess the name, so an existing file is never
-    written to: it could be a link to something else.
+    A file of that name that a killed process left is emptied. Others may guess the name, so a link to something else is not
+    written to.
 
     Args:
         path: the file, a name of our own beside `target`.
@@ -77,14 +103,17 @@ def create_held(path: Path, target: Path, *, wait: bool) -> int:
         OSError: the file cannot be created.
     """
     while True:
-        try:
-            opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        except FileExistsError:
-            _clear(path, target, wait=wait)
-            continue
-        _lock(opened, wait=True)  # held at most briefly, by a process that mistakes the new file for a left-over
-        if _is_at(opened, path):
-            return opened
+        if path.is_symlink():
+            path.unlink(missing_ok=True)
+        opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        if not _lock(opened, wait=wait):
+            os.close(opened)
+            raise DataError(f"another process is writing {target}", hint="wait until it has finished, or choose another --out")
+        if _is_at(opened, path):  # its last holder may have renamed or removed it
+            if os.fstat(opened).st_nlink == 1:
+                os.ftruncate(opened, 0)
+                return opened
+            path.unlink(missing_ok=True)
         os.close(opened)
 
 
@@ -95,97 +124,15 @@ def release(opened: int, path: Path) -> None:
     os.close(opened)
 
 
-def _clear(path: Path, target: Path, *, wait: bool) -> None:
-    """Remove a file that no process has locked.
-
-    Raises:
-        DataError: another process has locked it, and `wait` is False.
-    """
-    try:
-        if not stat.S_ISREG(os.lstat(path).st_mode):
-            path.unlink(missing_ok=True)
-            return
-        opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except FileNotFoundError:
-        return
-    try:
-        _lock(opened, wait=wait)
-        if _is_at(opened, path):
-            path.unlink(missing_ok=True)
-    except BlockingIOError as problem:
-        raise DataError(
-            f"another process is writing {target}", hint="wait until it has finished, or choose another --out"
-        ) from problem
-    finally:
-        os.close(opened)
-
-
-def _lock(opened: int, *, wait: bool) -> None:
-    """Lock an open file.
-
-    Raises:
-        BlockingIOError: another process holds the lock, and `wait` is False.
-    """
-    if fcntl is None:
-        return
-    try:
-        fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:  # this file system has no locks
-        return
-
-
 def _is_at(opened: int, path: Path) -> bool:
-    """Whether an open file still has that name; its last holder may have renamed or removed it."""
+    """Whether an open file still has that name."""
     try:
         return os.path.samestat(os.fstat(opened), os.lstat(path))
     except FileNotFoundError:
         return False
 
 
-def lock_folder(folder: Path, locked: dict[tuple[int, int], int], patience: float = 0.0) -> None:
-    """Lock a folder itself, if it exists. On a file system without folder locks, each process assumes that it is alone.
-
-    Args:
-        locked: open descriptors of the folders that this process has locked, by device and inode; the folder is added. Closing
-            a descriptor releases the lock.
-        patience: seconds to wait for another process that holds the lock.
-
-    Raises:
-        DataError: another process has locked it.
-    """
-    if fcntl is None or not folder.is_dir():
-        return
-    try:
-        opened = os.open(folder, os.O_RDONLY)
-    except PermissionError:  # reported when the folder is read
-        return
-    deadline = time.monotonic() + patience
-    with ExitStack() as unless_locked:
-        unless_locked.callback(os.close, opened)
-        status = os.fstat(opened)
-        if (status.st_dev, status.st_ino) in locked:
-            return
-        while True:
-            try:
-                _lock(opened, wait=False)
-                break
-            except BlockingIOError as problem:
-                if time.monotonic() >= deadline:
-                    raise DataError(
-                        f"another process is using {folder}", hint="wait until it has finished, or choose another --out"
-                    ) from problem
-            time.sleep(_LOOK)
-        unless_locked.pop_all()
-        locked[status.st_dev, status.st_ino] = opened
-
-
-_LONGEST_NAME = 60
-"""In characters: even with four bytes each, they fit into the 255 bytes of a file name, with room for what is added."""
-
-_DESCRIPTOR = re.compile(r"/(?:dev|proc/self)/fd/(\d+)")
-_STANDARD = {"/dev/stdout": 1, "/dev/stderr": 2}
+_STANDARD = {"/dev/stdout": 1, "/dev/fd/1": 1, "/dev/stderr": 2, "/dev/fd/2": 2}
 
 
 def sync_file(file: BinaryIO) -> None:
@@ -266,10 +213,7 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
 def cannot_write(path: Path, problem: Exception) -> DataError:
     """The error for a failed write, with a hint."""
     reason = getattr(problem, "strerror", None) or problem
-    full = getattr(problem, "errno", None) in (errno.ENOSPC, errno.EDQUOT) or "No space left" in str(problem)
-    return DataError(
-        f"cannot write {path}: {reason}", hint="free some space, or choose another --out" if full else "choose another --out"
-    )
+    return DataError(f"cannot write {path}: {reason}", hint="free some space if the disk is full, or choose another --out")
 
 
 @contextmanager
@@ -305,10 +249,7 @@ def utf8_name(path: Path) -> Iterator[Path]:
 
 
 def partial_name(name: str) -> str:
-    """The temporary name under which a file or folder of that name is written; short enough for every file system."""
-    if len(name) > _LONGEST_NAME:
-        digest = hashlib.sha256(os.fsencode(name)).hexdigest()[:12]
-        name = f"{name[: _LONGEST_NAME - 13]}-{digest}"
+    """The temporary name under which a file or folder of that name is written."""
     return f".{name}.partial"
 
 
@@ -319,8 +260,12 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
     Args:
         wait: wait for another process that is writing it, instead of raising.
     """
-    opened = _open_as_it_is(path)
-    if opened is not None:
+    if is_stream(path):
+        for stream in filter(None, (sys.stdout, sys.stderr)):
+            stream.flush()
+        # Opened again by its name, a file behind standard output (`> FILE`) would be written from its start.
+        number = _STANDARD.get(str(path))
+        opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if number is None else os.dup(number)
         with os.fdopen(opened, "wb") as file:
             yield file
         return
@@ -340,38 +285,12 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether writing to a path replaces nothing: it is a device, a pipe or an open descriptor.
+    """Whether writing to a path replaces nothing: it is a device, a pipe or an open descriptor. A folder refuses it.
 
     Raises:
-        OSError: it is a block device, a socket or a folder, which cannot be written to.
+        OSError: it cannot be reached.
     """
-    if _descriptor(path) is not None:
-        return True
     try:
-        mode = path.stat().st_mode
+        return str(path) in _STANDARD or not stat.S_ISREG(path.stat().st_mode)
     except (FileNotFoundError, NotADirectoryError):
         return False
-    for is_kind, kind in ((stat.S_ISDIR, "a folder"), (stat.S_ISBLK, "a block device"), (stat.S_ISSOCK, "a socket")):
-        if is_kind(mode):
-            raise OSError(f"it is {kind}, expected a file")
-    return not stat.S_ISREG(mode)
-
-
-def _open_as_it_is(path: Path) -> int | None:
-    """Open a device, a pipe or a descriptor; None if the path is a file or does not exist."""
-    if not is_stream(path):
-        return None
-    descriptor = _descriptor(path)
-    if descriptor is None:
-        return os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(AttributeError, ValueError):  # there is none, or it is closed
-            stream.flush()
-    return os.dup(descriptor)
-
-
-def _descriptor(path: Path) -> int | None:
-    """The open descriptor that a path refers to. Opening the path again would write at the start of a file opened by `> FILE`."""
-    name = os.path.abspath(path)
-    found = _DESCRIPTOR.fullmatch(name)
-    return int(found.group(1)) if found else _STANDARD.get(name)

@@ -9,13 +9,13 @@ import itertools
 import os
 import shutil
 from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NoReturn
 
 from discern.errors import ConfigError, DataError
 from discern.storage.files import cannot_write, create_held, is_stream, lock_folder, partial_name, release, sync_folder
 
-_COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 _MARKS = (
     {"manifest.json", "tokenizer.json"},
     {"plan.json", "tokenizer.json"},
@@ -46,8 +46,6 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
         return
     if str(out) == "-":
         raise ConfigError(f"{option} - would create a file named '-'", hint=f"without {option} results go to standard output")
-    if out.suffix in _COMPRESSED:
-        raise ConfigError(f"{out} would contain plain text", hint=f"leave out {out.suffix}, and compress the file afterwards")
     if os.path.isdir(out):
         raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
     elsewhere = f"write to another file: {option} {example}"
@@ -72,48 +70,35 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
         ConfigError: `out` is an input or contains one, is inside a data set, run or model, or cannot be written to.
     """
     try:
-        if not os.path.isdir(out) and is_stream(out):  # its content is not replaced
+        if not out.is_dir() and is_stream(out):  # its content is not replaced
             return
     except OSError as problem:
-        raise ConfigError(
-            f"cannot write to {out}: {problem.strerror or problem}", hint=hint or f"choose another path for {option}"
-        ) from None
-    existing = [read for read in reads if read is not None and os.path.exists(read)]
-    owned = {Path(os.path.realpath(read), name) for read in existing for name in own}
+        elsewhere = hint or f"choose another path for {option}"
+        raise ConfigError(f"cannot write to {out}: {problem.strerror or problem}", hint=elsewhere) from None
+    existing = [Path(os.path.realpath(read)) for read in reads if read is not None and read.exists()]
+    owned = {read / name for read in existing for name in own}
     # A link is checked on both sides: it may be a file of a data set that is stored elsewhere.
-    place = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name)))
-    for path in {place, Path(os.path.realpath(out))} - owned:
+    place, target = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name))), Path(os.path.realpath(out))
+
+    def refuse(reason: str, folder: Path) -> NoReturn:
+        name = "2" if place.name == folder.name else place.name
+        raise ConfigError(f"{out} {reason}", hint=hint or f"choose another path: {option} {folder}-{name}")
+
+    for path in {place, target} - owned:
         for folder in filter(is_kept_whole, reversed(path.parents)):  # the outermost one, beside which there is room
-            if folder / "work" in path.parents and (folder / "comparison.json").exists():
-                continue  # a comparison trains its models there, and each has a folder of its own
-            raise ConfigError(
-                f"{out} lies inside {folder}, which is a data set, a run or a model", hint=hint or _elsewhere(option, out, folder)
-            )
+            # A comparison trains its models in `work`, and each has a folder of its own.
+            if not (folder / "work" in path.parents and (folder / "comparison.json").exists()):
+                refuse(f"lies inside {folder}, which is a data set, a run or a model", folder)
     for read in existing:
-        instead = hint or _elsewhere(option, out, read)
-        if os.path.exists(out) and out.samefile(read):
-            what = "is read by the command, and cannot replace itself" if read.is_dir() else "is the input"
-            raise ConfigError(f"{out} {what}", hint=instead)
-        if out.is_dir() and any(out.samefile(parent) for parent in Path(os.path.realpath(read)).parents):
-            raise ConfigError(f"{out} holds {read}, which the command reads", hint=instead)
-        if out.is_file() and place not in owned and is_kept_whole(read):
-            for path in read.rglob("*"):
-                if os.path.exists(path) and out.samefile(path):
-                    raise ConfigError(f"{out} is the same file as {path}, which the command reads", hint=instead)
+        if out.exists() and out.samefile(read):
+            refuse("is read by the command, and cannot replace itself" if read.is_dir() else "is the input", read)
+        if out.is_dir() and target in read.parents:
+            refuse(f"holds {read}, which the command reads", read)
 
 
 def is_kept_whole(folder: Path) -> bool:
     """Whether a folder is a data set, a run, a fine-tuned model, a comparison or a model."""
     return any(all(os.path.exists(folder / name) for name in mark) for mark in _MARKS)
-
-
-def _elsewhere(option: str, out: Path, read: Path) -> str:
-    """A hint that suggests a path beside the input."""
-    whole = Path(os.path.realpath(read))
-    folder = whole.parent if read.name in ("", "..") else read.parent
-    # The number comes before the suffix, which may decide the format.
-    name = f"{whole.stem}-2{whole.suffix}" if out.name == read.name else f"{whole.name}-{out.name}"
-    return f"choose another path: {option} {folder / name}"
 
 
 _SHOWN = 4
@@ -130,15 +115,14 @@ class OutputFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._locked: dict[tuple[int, int], int] = {}
+        self._locked: list[int] = []
 
     def __enter__(self) -> OutputFolder:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for opened in self._locked.values():
-            os.close(opened)
-        self._locked.clear()
+        while self._locked:
+            os.close(self._locked.pop())
 
     def check(self, *reads: Path | None, option: str = "--out") -> None:
         """Raise if the folder overlaps with what the command reads, or is inside a data set, run or model; see `check_apart`.
@@ -188,7 +172,11 @@ class OutputFolder:
         Raises:
             DataError: another process is using it.
         """
-        lock_folder(self.path, self._locked, patience)
+        if self._locked and self.path.exists() and os.path.samestat(os.fstat(self._locked[-1]), self.path.stat()):
+            return
+        opened = lock_folder(self.path, patience)
+        if opened is not None:
+            self._locked.append(opened)
 
     def make(self, *, shared: bool = False) -> None:
         """Create the folder with its parents, and lock it.
@@ -224,14 +212,13 @@ class OutputFolder:
     def staged(self) -> Iterator[StagedFolder]:
         """An empty folder for this process to fill and publish. If it is not published, it is removed at the end.
 
-        Missing parent folders are created, and removed again if nothing is published.
+        Missing parent folders are created.
 
         Raises:
             DataError: another process is writing the same folder, or the folder cannot be created.
         """
         folder = StagedFolder(Path(os.path.realpath(self.path)))
         target = folder.target
-        absent = [parent for parent in target.parents if not parent.exists()]
         lock = folder.path.with_name(f"{folder.path.name}.lock")
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -245,10 +232,6 @@ class OutputFolder:
                 release(opened, lock)
         except OSError as problem:
             raise cannot_write(self.path, problem) from problem
-        finally:
-            for parent in absent:  # innermost first; those in use stay
-                with suppress(OSError):
-                    parent.rmdir()
 
 
 class StagedFolder:

@@ -43,6 +43,10 @@ from discern.tasks.rows import question_rows, read_rows
 
 # Number of questions whose contexts are tokenized at a time; all formats keep the questions of a context together.
 _BLOCK = 1000
+# Starts per window, ends per start, and answers per question, as in the released code.
+_CANDIDATES = 20
+# Weight of the loss for predicting whether there is an answer, as there.
+_ANSWERABLE_WEIGHT = 0.5
 # Characters of context shown on each side of a wrong answer.
 _AROUND = 80
 _SPACE = re.compile(r"\s")
@@ -67,25 +71,11 @@ class QuestionConfig(TaskConfig):
         ge=1,
         description="Tokens between the starts of successive windows; fewer if windows would overlap by less than an answer.",
     )
-    n_best: int = Field(20, ge=1, description="Number of answers kept per question.")
-    beam_size: int = Field(
-        20, ge=1, description="Number of starts considered per window, and of ends per start, in the search of the joint head."
-    )
     max_answer_length: int = Field(30, ge=1, description="Maximum number of tokens of an answer.")
-    answerable_weight: float = Field(
-        0.5, ge=0, description="Weight of the loss for predicting whether there is an answer. Joint head only."
-    )
-    no_answer_threshold: float | None = Field(
-        None,
-        description="The answer is empty if `no_answer`, in logits, exceeds this threshold (default: -2.75 for the joint head, "
-        "as in the released code, 0 for the others). The score with the best threshold is reported as well.",
-    )
 
     @property
     def threshold(self) -> float:
-        """`no_answer_threshold`, or its default for the head."""
-        if self.no_answer_threshold is not None:
-            return self.no_answer_threshold
+        """The answer is empty if `no_answer`, in logits, exceeds this. That of the joint head is the released code's."""
         return -2.75 if self.head == "joint" else 0.0
 
 
@@ -321,11 +311,11 @@ class Questions(Task[QuestionExample]):
     def head(self, encoder: ModelConfig, dropout: float) -> TaskHead:
         config, size = self.config, encoder.hidden_size
         if config.head == "prediction":
-            return SpanHead(size, config.n_best, PredictionLayers(encoder), dropout)
+            return SpanHead(size, _CANDIDATES, PredictionLayers(encoder), dropout)
         # No dropout before the other heads, as in the released code and in BERT for question answering.
         if config.head == "span":
-            return SpanHead(size, config.n_best)
-        return JointHead(size, config.beam_size, config.answerable_weight if self.has_impossible else None)
+            return SpanHead(size, _CANDIDATES)
+        return JointHead(size, _CANDIDATES, _ANSWERABLE_WEIGHT if self.has_impossible else None)
 
     def predict(self, examples: Sequence[QuestionExample], features: Features, outputs: Outputs) -> list[Prediction]:
         config = self.config
@@ -335,7 +325,7 @@ class Questions(Task[QuestionExample]):
         for example, begin, stop in zip(examples, bounds[:-1], bounds[1:], strict=True):
             windows = [Window(best[row][0], best[row][1], starts[row], ends[row]) for row in range(begin, stop)]
             answers = best_answers(
-                example.context, windows, outputs[begin:stop], max_length=config.max_answer_length, number=config.n_best
+                example.context, windows, outputs[begin:stop], max_length=config.max_answer_length, number=_CANDIDATES
             )
             text = answers[0]["text"] if answers else ""
             prediction: Prediction = {"id": example.id, "answer": text, "best_answer": text}
