@@ -28,7 +28,7 @@ try:
     import torch
     from gpu import KEPT
 
-    from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+    from discern.data.batching.synthetic import SPECIAL, SyntheticRows
     from discern.model_files.run import build_objective
     from discern.models import unpadding as span_attention
     from discern.models.config import build_config

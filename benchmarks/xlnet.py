@@ -154,7 +154,7 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
     from torch.nn import functional as F
 
     from discern.corruption.randomness import Randomness
-    from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
+    from discern.data.batching.synthetic import SyntheticRows
 
     slots = np.arange(request.batch)
     rows = SyntheticParts(SyntheticRows(VOCABULARY, request.length, 1.0, 4 * request.batch, 0))

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import ConfigError
 from discern.model_files.run import build_objective
 from discern.models import encoders

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discern.config.layers import preset_names
-from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SyntheticRows
 from discern.objectives import losses as word_logits
 from discern.objectives import objectives
 from discern.objectives.base import Objective

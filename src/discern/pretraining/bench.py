@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_iter
 
 from discern import kernels
 from discern.config.layers import usual_vocabulary
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import NumericsError
 from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Phase, Vocabulary
@@ -340,10 +340,10 @@ def synthetic_context(
         fill: fraction of real tokens in the rows.
         count: number of rows after which they repeat.
     """
-    rows = SyntheticRows(vocab_size, config.data.sequence_length, fill, count, config.train.seed)
+    two_parts, length = config.data.packing == "two-part", config.data.sequence_length
     return TrainContext(
         objective=objective,
-        source=SyntheticParts(rows) if config.data.packing == "two-part" else rows,
+        source=SyntheticRows(vocab_size, length, fill, count, config.train.seed, two_parts=two_parts),
         heldout=None,
         optimizer=config.optimizer,
         train=config.train,

@@ -462,7 +462,7 @@ def _of_model(start: ModelFolder) -> Settings:
         step = start.config.train.max_steps if start.step is None else start.step
         values |= {f"objective.{name}": value for name, value in start.config.objective.continued_at(step).items()}
         size = step_sizes(start.config.train, start.config.data).at(max(step - 1, 0))
-        values |= {"train.batch_schedule": (), "data.length_schedule": ()}
+        values |= {"train.batch_schedule": (), "data.length_schedule": (), "data.mixture": ()}
         values |= {"train.sequences_per_step": size.rows, "data.sequence_length": size.length}
         # With the previous seed, the same rows would come in the same order with the same masks.
         values["train.seed"] = start.config.train.seed + 1

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 
 
 def test_full_rows_are_framed_and_hold_words_only() -> None:
