@@ -40,7 +40,7 @@ def pretrain(
         typer.Option(
             "--data-temperature",
             metavar="T",
-            min=0.01,
+            min=0.1,
             help="Without weights, a data set of n tokens has the share p ~ n^(1/T): 1 by size, larger values favor small data "
             "sets, such as languages with little text (mT5, XLM-R: 3.3). [default: 1]",
         ),

@@ -37,7 +37,7 @@ class DataConfig(Section):
     )
     mixture_temperature: float = Field(
         1.0,
-        gt=0,
+        ge=0.1,
         description="Without weights, a data set of n tokens has a weight proportional to n^(1/T). T = 1: by size; larger values "
         "favor small data sets, for example languages with little text. mT5 and XLM-R: n^0.3, T = 3.3.",
     )

@@ -32,7 +32,7 @@ ADAPTATION_FILE = "adaptation.json"
 """File in the folder of the run with the metrics before and after."""
 
 _MOST_FORGOTTEN = 2.0
-"""Perplexity of replayed text after the training, as a multiple of that before, from which a warning is given."""
+"""Perplexity of all but the first data set after the training, as a multiple of that before, from which a warning is given."""
 
 Metrics = dict[str, dict[str, float]]
 """Held-out metrics by data set."""
@@ -106,12 +106,11 @@ def adapt(
     # Warn if the model is worse, and store the metrics
     for number, name in enumerate(after):
         then, now = results["before"][name]["perplexity"], after[name]["perplexity"]
-        replayed = replay is not None and number == 1
-        if now > then * (_MOST_FORGOTTEN if replayed else 1):
+        if now > then * (_MOST_FORGOTTEN if number else 1):
             progress.note(
                 f"warning: perplexity on the {name} text rose from {then:,.4g} to {now:,.4g}: this training has made the model "
                 "worse; try a lower optimizer.learning_rate, a larger optimizer.warmup_steps, fewer train.max_steps or more text"
-                + (", or a larger --replay-share" if replayed else "")
+                + (", or a larger share of it" if number else "")
             )
     results = {"step": record["step"], **results, "after": after}
     write_recorded(out, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
@@ -149,8 +148,7 @@ def _plan(
     if replay is None and replay_share is not None:
         raise ConfigError(f"the share of replayed text is {share:g}, but there is no text to replay", hint="add --replay DATA")
     if not 0 <= share < 1:
-        hint = "--replay-share 0.2 replays one example in five"
-        raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint=hint)
+        raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint="--replay-share 0.2")
     if replay is not None:
         data = [*([data] if isinstance(data, str | Path) else data), replay]
         overrides = [*overrides, f"data.mixture=[[0, [{round(1 - share, 6)}, {share}]]]"]

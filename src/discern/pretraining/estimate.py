@@ -10,7 +10,7 @@ from discern.config.schema import to_toml
 from discern.data.batching.mixture import MixedData
 from discern.model_files.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.pretraining.bench import meta_steps, slot_memory
-from discern.pretraining.run import Plan, check_shares, meta_objective, notes_on_rows, precision_of, training_stream
+from discern.pretraining.run import Plan, check_shares, meta_objective, precision_of, training_stream
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, choose_device
@@ -90,7 +90,7 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
         "mixture": mixture,
         "precision": precision,
         "device": str(chosen),
-        "warnings": [*warnings, *notes_on_rows(data, config)],
+        "warnings": warnings,
     }
     return Estimate(values, _text(config, values, processes))
 

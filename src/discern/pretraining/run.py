@@ -21,10 +21,8 @@ from discern.config.schema import flatten, to_toml
 from discern.data.batching.mixture import HeldoutMixture, MixedData, MixedStream, open_data, sources_of, weighted
 from discern.data.batching.rows import heldout_rows, scheduled_rows
 from discern.data.batching.stream import RowStream
-from discern.data.batching.two_part import TwoPartStream
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
-from discern.data.tokenizer.extension import pieces_of_added
 from discern.diagnosis.health import (
     HealthMonitor,
     diagnosable_from,
@@ -68,7 +66,7 @@ from discern.pretraining.resume import (
     run_of,
     write_start,
 )
-from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_config, start_generator
+from discern.pretraining.warm_start import WarmStartResult, added_pieces, fill, start_config, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
@@ -223,11 +221,6 @@ def plan(
         overrides = [f"data.mixture=[[0, {[*data.values()]}]]", *overrides]
     OutputFolder(out).check(*map(Path, locations), init_from, source)
     opened = open_data(locations)
-    for each in sources_of(opened).values():
-        # The first may have been prepared with more tokens than the others
-        same = each.tokenizer_fingerprint == opened.tokenizer_fingerprint
-        if not same and pieces_of_added(each.tokenizer(), opened.tokenizer()) is None:
-            raise another_tokenizer(each.folder, each.tokenizer_fingerprint, opened)
 
     # A decay continues another run; once it has a checkpoint of its own, it is resumed as any run
     decay = start = None
@@ -291,7 +284,6 @@ def check(plan: Plan, ranks: Ranks) -> None:
     config, data, train, began = plan.config, plan.data, plan.config.train, plan.start_record()
     same_on_all_ranks = {
         "data set": data.fingerprint,
-        "tokenizer": data.tokenizer_fingerprint,
         "version": __version__,
         "model to start from": began.get("start", {}).get("weights", "none"),
     }
@@ -474,7 +466,7 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
 
 
 def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[str, Any]) -> list[str]:
-    """Settings without effect, notes about the rows, what the run starts from, and how it is computed.
+    """Settings without effect, what the run starts from, and how it is computed.
 
     Args:
         before: the arithmetic that the run was computed with so far.
@@ -485,7 +477,6 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
     notes = [f"{drop.key} = {drop.value} of the {drop.origin} does not apply: {drop.reason}" for drop in plan.settings.dropped]
 
     notes += plan.settings.without_effect
-    notes += notes_on_rows(plan.data, config)
 
     # What the run starts from
     if plan.has_progress:
@@ -524,22 +515,6 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
             "for bit those of an uninterrupted run"
         )
     return notes
-
-
-def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
-    """Notes about the rows, for the user to read before training."""
-    if not config.objective.predicts_next_sentence:
-        return []
-    # Of the first rows, which are the shortest: in them, sentences end least often
-    streams = training_stream(data, config).streams[0]
-    share = min((rows.follows_share() for rows in streams if isinstance(rows, TwoPartStream)), default=1.0)
-    if share > 0.4:  # half is intended; with fewer, the next-sentence task is hardly learned
-        return []
-    return [
-        f"next-sentence prediction: segment B follows segment A in about {share:.0%} of the rows instead of half. A must end "
-        f"with a sentence, and in most rows no sentence ends early enough, so the answer 'no' is nearly always right. Prepare "
-        f"the text with one sentence per line, or set a longer data.sequence_length, or objective.next_sentence_weight=0"
-    ]
 
 
 def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from discern.config.resolve import Resolved
 from discern.config.schema import flatten
 from discern.data.curation.filters import Rules
 from discern.data.dataset.build import BuildOptions
-from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME
+from discern.data.dataset.manifest import ADDED_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.executors import available_cores
 from discern.data.prepare import prepare
@@ -89,20 +89,16 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
     return pieces
 
 
-def another_tokenizer(data: object, fingerprint: str, model: ModelFolder | TokenData) -> DataError:
-    """The error if a data set was made with another tokenizer than a model or another data set.
+def another_tokenizer(data: object, fingerprint: str, model: ModelFolder) -> DataError:
+    """The error if a data set was made with another tokenizer than a model.
 
     Args:
         fingerprint: fingerprint of the tokenizer of the data set.
     """
-    if isinstance(model, TokenData):
-        expected, tokenizer = model.tokenizer_fingerprint, model.folder / TOKENIZER_NAME
-    else:
-        expected, tokenizer = model.tokenizer_fingerprints[0], model.tokenizer_path
     return DataError(
-        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} ({expected[:12]}): the "
-        "same ids stand for other tokens",
-        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {tokenizer}",
+        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} "
+        f"({model.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
+        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model.tokenizer_path}",
     )
 
 

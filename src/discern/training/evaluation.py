@@ -49,9 +49,9 @@ def evaluate(
         options: dict[str, Any] = {"sequences": sequences, "batch_size": batch_size, "precision": precision}
         options |= {"progress": progress, "observer": observer}
         by_source = {name: evaluate(objective, rows, ranks, **options) for name, rows in stream.sources.items()}
-        named = {name: add_held_out({}, metrics) for name, metrics in by_source.items()}
-        return {**stream.mean(list(by_source.values())), BY_SOURCE: named}
-    count = min(sequences, stream.num_rows) if sequences else stream.num_rows
+        named = {name: add_held_out({}, each) for name, each in by_source.items()}
+        return {**stream.mean([*by_source.values()]), BY_SOURCE: named}
+    count = min(sequences or stream.num_rows, stream.num_rows)
     chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world_size]
     evaluator = objective.evaluator()
     was_training = objective.training

@@ -19,7 +19,8 @@ from discern.config.schedule import ScheduleSegment
 from discern.data.batching.stream import Integers, RowStream, join_batches
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import TokenData
-from discern.errors import ConfigError
+from discern.data.tokenizer.extension import pieces_of_added
+from discern.errors import ConfigError, DataError
 from discern.types import TokenBatch
 
 _CYCLE = 10_000  # rows after which the order of the sources repeats, so shares are rounded to multiples of 1/10,000
@@ -27,7 +28,7 @@ _WEIGHTED = re.compile(r"([^?]+)=([+-]?\d*\.?\d+(?:e[+-]?\d+)?)", re.IGNORECASE)
 
 
 class MixedData(TokenData):
-    """Several data sets with one tokenizer. Their statistics are added.
+    """Several data sets with one tokenizer. Their statistics are added, and settings in which they differ are left out.
 
     Attributes:
         sources: the data sets by name.
@@ -41,18 +42,13 @@ class MixedData(TokenData):
         weights = np.array(config.mixture[-1][1]) if config.mixture else weights_by_size(self.tokens, config)
         self.weights = dict(zip(sources, (weights / weights.sum()).tolist(), strict=True))
         manifests = [data.manifest for data in sources.values()]
-        first, statistics = manifests[0], [manifest.statistics for manifest in manifests]
+        first, statistics, overlaps = manifests[0], [each.statistics for each in manifests], [each.overlap for each in manifests]
         sums = {name: sum(getattr(each, name) for each in statistics) for name, value in statistics[0] if isinstance(value, int)}
         sums |= {"unknown_fraction": sums["unknown_tokens"] / sums["tokens"], "tokens_per_word": sums["tokens"] / sums["words"]}
-        told = {
-            name: ", ".join(dict.fromkeys(str(each.configuration[name]) for each in manifests if each.configuration.get(name)))
-            for name in ("language", "license")
-        }
-        overlaps = [manifest.overlap for manifest in manifests]
         changes = {
-            "fingerprint": hashlib.sha256("".join(manifest.fingerprint for manifest in manifests).encode()).hexdigest(),
+            "fingerprint": hashlib.sha256("".join(each.fingerprint for each in manifests).encode()).hexdigest(),
             "statistics": statistics[0].model_copy(update=sums),
-            "configuration": first.configuration | {name: value or None for name, value in told.items()},
+            "configuration": dict(set.intersection(*(set(each.configuration.items()) for each in manifests))),
             "overlap": None if None in overlaps else tuple(file for files in overlaps for file in files or ()),
         }
         super().__init__(next(iter(sources.values())).folder, first.model_copy(update=changes))
@@ -86,13 +82,23 @@ def open_data(locations: Sequence[Path | str]) -> TokenData:
 
     Raises:
         ConfigError: a location is given twice, or a package that an address needs is missing.
-        DataError: a folder is not a data set, or is damaged.
+        DataError: a folder is not a data set or is damaged, or one has another tokenizer than the first.
     """
     opened = [TokenData.open(location) for location in locations]
+    first = opened[0]
+    for data in opened:
+        # The first may have been prepared with more tokens than the others.
+        other = data.tokenizer_fingerprint != first.tokenizer_fingerprint
+        if other and pieces_of_added(data.tokenizer(), first.tokenizer()) is None:
+            raise DataError(
+                f"{data.location} was made with a different tokenizer ({data.tokenizer_fingerprint[:12]}) from that of "
+                f"{first.location} ({first.tokenizer_fingerprint[:12]}): the same ids stand for other tokens",
+                hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {first.folder}/tokenizer.json",
+            )
     sources = dict(zip(source_names([data.location for data in opened]), opened, strict=True))
     if len(sources) < len(opened):
         raise ConfigError("a data set is given twice", hint="give each data set once, with its weight: --data A=0.7 --data B=0.3")
-    return opened[0] if len(opened) == 1 else MixedData(sources, DataConfig())
+    return first if len(opened) == 1 else MixedData(sources, DataConfig())
 
 
 def weighted(data: TokenData, config: DataConfig, *, in_slots: bool = False) -> TokenData:
@@ -119,11 +125,12 @@ def weighted(data: TokenData, config: DataConfig, *, in_slots: bool = False) -> 
 
 
 def source_names(locations: Sequence[str]) -> list[str]:
-    """A name for each location: its last part, or its last two where the last parts are equal."""
-    names = [PurePath(location).name for location in locations]
-    paths = zip(locations, names, strict=True)
-    longer = [name if names.count(name) == 1 else "/".join(PurePath(path).parts[-2:]) for path, name in paths]
-    return longer if len(set(longer)) == len(longer) else list(locations)
+    """A name for each location: its last part, or where two of these are equal its last two, or all of it."""
+    for parts in (1, 2, 99):
+        names = ["/".join(PurePath(location).parts[-parts:]) for location in locations]
+        if len(set(names)) == len(names):
+            break
+    return names
 
 
 def parse_sources(values: Sequence[str]) -> Sequence[str] | dict[str, float]:
@@ -205,7 +212,7 @@ class MixedStream:
         self,
         segments: Sequence[ScheduleSegment],
         build: Callable[[ScheduleSegment], Sequence[RowStream]],
-        tokens: Sequence[int],
+        tokens: Sequence[int] | NDArray[np.float64],
         default: NDArray[np.float64],
         *,
         whole_steps: bool = False,
@@ -234,14 +241,19 @@ class MixedStream:
         sources, numbers = segment.locate(indices)
         if len(segment.streams) == 1:
             return segment.streams[0].batch(numbers, slots)
-        return _read(segment.streams, sources, numbers, indices, slots)
+        parts = []
+        for source in np.unique(sources):
+            chosen = np.flatnonzero(sources == source)
+            parts.append((chosen, segment.streams[source].batch(numbers[chosen], slots[chosen])))
+        # Masks follow from the index, so that rows of the same number in different sources have different masks.
+        return replace(join_batches(parts), example_index=torch.from_numpy(indices.astype(np.int64)))
 
     def _segment(self, row: int) -> _Segment:
         return self._segments[bisect_right(self._segments, row, key=lambda segment: segment.first) - 1]
 
 
-class HeldoutMixture:
-    """Held-out rows of several sources, one source after the other.
+class HeldoutMixture(MixedStream):
+    """Held-out rows of several sources. An evaluation reads each source apart; as a stream they come in turn.
 
     Args:
         sources: rows of each source by name.
@@ -249,26 +261,11 @@ class HeldoutMixture:
     """
 
     def __init__(self, sources: Mapping[str, RowStream], weights: Mapping[str, float]) -> None:
+        ones = np.ones(len(sources))
+        super().__init__([ScheduleSegment(0, 1, 1)], lambda _: [*sources.values()], ones, ones)
         # Above 0, so that there are metrics if only sources without weight have held-out text.
         self.sources, self._weights = sources, [max(weights[name], 1e-9) for name in sources]
-        self._starts = np.cumsum([0, *(rows.num_rows for rows in sources.values())])
-        self.num_rows = int(self._starts[-1])
-
-    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The rows with these numbers."""
-        sources = np.searchsorted(self._starts, indices, side="right") - 1
-        return _read([*self.sources.values()], sources, indices - self._starts[sources], indices, slots)
 
     def mean(self, metrics: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """The metrics of the mixture: means of those of the sources."""
         return {name: float(np.average([each[name] for each in metrics], weights=self._weights)) for name in metrics[0]}
-
-
-def _read(streams: Sequence[RowStream], sources: Integers, numbers: Integers, indices: Integers, slots: Integers) -> TokenBatch:
-    """Rows of several streams, each by its source and its number in the stream of that source."""
-    parts = []
-    for source in np.unique(sources):
-        chosen = np.flatnonzero(sources == source)
-        parts.append((chosen, streams[source].batch(numbers[chosen], slots[chosen])))
-    # Masks follow from the index, so two rows of the same number in different sources have different masks.
-    return replace(join_batches(parts), example_index=torch.from_numpy(indices.astype(np.int64)))

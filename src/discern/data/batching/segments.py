@@ -28,7 +28,7 @@ class SegmentRows:
         self._split = split
         self._special = special
         self._config = config
-        self._keys = {use: derive_key(seed, use) for use in ("target", "short", "single", "coin")}
+        self._seed = seed
         self._shards = split.shards
         self._shard_starts = np.array([shard.first_token for shard in split.shards])
         # The span of text of each example, in the order of the text: the offset of its first token in the split, and the number
@@ -41,16 +41,27 @@ class SegmentRows:
         # For all rows at once: row by row, reading is slower than a GPU computes.
         room, count = self._config.sequence_length, len(numbers)
         starts, sizes = self._span_starts[numbers], self._span_lengths[numbers].astype(np.int64)
-        lengths, sentences = self._sentences(starts, sizes)
+        before = np.cumsum(sizes) - sizes
+        # Where a sentence begins in the text of the spans, one after the other: at the beginning of each, and within it
+        begins = np.zeros(int(sizes.sum()), bool)
+        begins[before] = True
+        owner = np.searchsorted(self._shard_starts, starts, side="right") - 1
+        for shard_number in np.unique(owner):
+            mine, shard = owner == shard_number, self._shards[shard_number]
+            local = starts[mine] - shard.first_token
+            low, high = (np.searchsorted(shard.sentence_starts, bound) for bound in (local + 1, local + sizes[mine]))
+            inside = high - low
+            which = np.arange(inside.sum()) + np.repeat(low - (np.cumsum(inside) - inside), inside)
+            begins[shard.sentence_starts[which] + np.repeat(before[mine] - local, inside)] = True
+        lengths, sentences = np.diff(np.flatnonzero(begins), append=len(begins)), np.add.reduceat(begins.astype(np.int64), before)
         # Which sentences go to A
-        single = hash_uniforms(self._keys["single"], epoch, numbers) < self._config.single_segment_probability
+        single = hash_uniforms(derive_key(self._seed, "single"), epoch, numbers) < self._config.single_segment_probability
         aims = np.where(single, 100_000, (self._targets[numbers].astype(np.int64) - 3) // 2)
         order = np.arange(len(lengths)) - np.repeat(np.cumsum(sentences) - sentences, sentences)
-        coins = hash_uniforms(self._keys["coin"], epoch, np.repeat(numbers, sentences), order)
+        coins = hash_uniforms(derive_key(self._seed, "coin"), epoch, np.repeat(numbers, sentences), order)
         in_first = np.repeat(assign_segments(lengths, sentences, aims, coins < 0.5), lengths)
         # Of each token: its row, and its place among those of its segment.
         row = np.repeat(np.arange(count), sizes)
-        before = np.cumsum(sizes) - sizes
         firsts = np.cumsum(in_first)
         firsts_before = np.concatenate([[0], firsts])[before]
         of_first = firsts - firsts_before[row]
@@ -77,28 +88,6 @@ class SegmentRows:
         positions = np.broadcast_to(columns, input_ids.shape)
         return Rows(input_ids, counts, is_special, token_types, positions, None, word_starts)
 
-    def _sentences(self, starts: Integers, sizes: Integers) -> tuple[Integers, Integers]:
-        """Tokens of each sentence of the spans, one span after the other; and the number of sentences of each."""
-        owner = np.searchsorted(self._shard_starts, starts, side="right") - 1
-        low, inside = np.zeros((2, len(starts)), np.int64)
-        for number in np.unique(owner):
-            mine, shard = owner == number, self._shards[number]
-            begin = starts[mine] - shard.first_token
-            low[mine] = np.searchsorted(shard.sentence_starts, begin + 1)
-            inside[mine] = np.searchsorted(shard.sentence_starts, begin + sizes[mine]) - low[mine]
-        # Where a sentence ends: where another begins within the span, and at its end.
-        ends = np.empty(int(inside.sum()) + len(starts), np.int64)
-        last = np.cumsum(inside + 1) - 1
-        ends[last] = np.cumsum(sizes)
-        span = np.repeat(np.arange(len(starts)), inside)
-        at = np.arange(len(span)) + span
-        which = np.arange(len(span)) - (np.cumsum(inside) - inside)[span] + low[span]
-        offset = np.cumsum(sizes) - sizes - starts
-        for number in np.unique(owner):
-            mine, shard = owner[span] == number, self._shards[number]
-            ends[at[mine]] = shard.sentence_starts[which[mine]] + shard.first_token + offset[span[mine]]
-        return np.diff(ends, prepend=0), inside + 1
-
     def _plan(self, shard: Shard) -> tuple[Integers, NDArray[np.int32], NDArray[np.int32]]:
         """Start, length and target length of the spans of one shard. All documents advance together, one example per pass."""
         sentences = np.asarray(shard.sentence_starts)
@@ -109,8 +98,8 @@ class SegmentRows:
         while len(active := place[position < ends]):
             # The target length of each document's next example
             documents, ordinal = active + shard.first_token, len(found) - 1
-            short = hash_uniforms(self._keys["short"], documents, ordinal) < self._config.short_sequence_probability
-            drawn = 5 + (hash_uniforms(self._keys["target"], documents, ordinal) * (longest - 4)).astype(np.int64)
+            short = hash_uniforms(derive_key(self._seed, "short"), documents, ordinal) < self._config.short_sequence_probability
+            drawn = 5 + (hash_uniforms(derive_key(self._seed, "target"), documents, ordinal) * (longest - 4)).astype(np.int64)
             target = np.where(short, drawn, longest)
             goal = np.minimum(position[active] + target, ends[active])
             length = sentences[np.searchsorted(sentences, goal)] - position[active]
@@ -156,12 +145,9 @@ def assign_segments(lengths: Integers, sentences: Integers, aims: Integers, coin
 def _blocks(documents: Integers, sentences: Integers) -> Integers:
     """Where documents start, and where documents longer than a block are cut, at a sentence boundary."""
     extra = (np.diff(documents) - 1) // _BLOCK
-    long = np.flatnonzero(extra > 0)
-    if not len(long):
-        return documents
-    inside = np.concatenate([documents[at] + _BLOCK * np.arange(1, extra[at] + 1) for at in long])
-    cuts = sentences[np.searchsorted(sentences, inside)]
-    return np.unique(np.concatenate([documents, cuts]))
+    number = np.arange(extra.sum()) - np.repeat(np.cumsum(extra) - extra, extra) + 1
+    inside = np.repeat(documents[:-1], extra) + _BLOCK * number
+    return np.unique(np.concatenate([documents, sentences[np.searchsorted(sentences, inside)]]))
 
 
 class PackedRows:

@@ -51,13 +51,10 @@ class ForwardText:
 
     def previous_cut(self, place: int) -> int:
         """The last cut at or before `place`."""
-        lap, within = divmod(place, self.size)
-        document = int(np.searchsorted(self._starts, within, side="right")) - 1
-        token = min(within - document, int(self._documents[document + 1]) - 1)
-        shard = self._shard_of(token)
-        starts = shard.sentence_starts
-        token = shard.first_token + int(starts[np.searchsorted(starts, token - shard.first_token, side="right") - 1])
-        return lap * self.size + token + int(np.searchsorted(self._documents, token, side="right")) - 1
+        distance = 64
+        while not len(cuts := self.cuts(place - distance, place + 1)):
+            distance *= 2
+        return int(cuts[-1])
 
     def cuts(self, start: int, stop: int) -> Integers:
         """The cuts from `start` to before `stop`, in order."""
@@ -112,7 +109,7 @@ class TwoPartStream:
     Both parts have the same length. The first is running text. The next row of the slot begins where it ends, so the A of this
     row is in the first part of the next row. A ends at the end of a sentence. B follows A in half of the rows and comes from
     elsewhere in the others. It also comes from elsewhere where no sentence ends within the second part, so B seldom follows A
-    if a line of the text is a paragraph (`follows_share`). A and B are cut until the row is exactly full: there is no padding.
+    if a line of the text is a paragraph. A and B are cut until the row is exactly full: there is no padding.
     Segment ids are 0 for the first part and A [SEP], 1 for B [SEP], and 2 for [CLS].
 
     Differs: a B from elsewhere does not overlap the rest of the row if the split is long enough; the released code may draw
@@ -153,16 +150,6 @@ class TwoPartStream:
     def num_rows(self) -> int:
         """Rows per epoch: read in order and forwards, their first parts cover every token of the text once."""
         return max(1, self._text.size // self._part)
-
-    def follows_share(self, places: int = 200) -> float:
-        """Estimated fraction of rows whose B follows A: half of the rows in which a sentence ends early enough.
-
-        Args:
-            places: number of rows to look at.
-        """
-        part, size = self._part, self._text.size
-        begins = range(0, size, max(1, size // places))
-        return sum(len(self._text.cuts(begin + 1, begin + part - _FUNCTIONAL)) > 0 for begin in begins) / len(begins) / 2
 
     def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
         """The rows at these places of the sequence."""
