@@ -88,8 +88,7 @@ def small(name: str, *, checkpointing: bool = False, **options: Any) -> tuple[Ob
     objective: Objective = factory(factory.Config(**options), BuildSettings(given.model, vocabulary, checkpointing))
     objective.initialize(0)
     numbers, randomness = np.arange(ROWS), Randomness(0, 0, torch.arange(ROWS))
-    rows = SyntheticRows(90, LENGTH, 1.0, ROWS, 0)
-    source = SyntheticParts(rows) if name in MODELS else rows
+    source = SyntheticRows(90, LENGTH, 1.0, ROWS, 0, two_parts=name in MODELS)
     batch = objective.corrupt(source.batch(numbers, numbers), randomness)
 
     def step() -> None:

@@ -191,7 +191,7 @@ def read_offsets(split: TokenSplit, offsets: Integers) -> tuple[Integers, NDArra
     if offsets[-1] - offsets[0] == len(offsets) - 1:
         first, last = int(offsets[0]), int(offsets[-1])
         return split.read(first, last + 1), split.word_starts(first, last + 1)
-    parts = [read_offsets(split, part) for part in np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)]
+    parts = [read_offsets(split, part) for part in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1)]
     return np.concatenate([ids for ids, _ in parts]), np.concatenate([starts for _, starts in parts])
 
 
