@@ -28,7 +28,7 @@ try:
     import torch
     from gpu import KEPT
 
-    from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+    from discern.data.batching.synthetic import SPECIAL, SyntheticRows
     from discern.model_files.run import build_objective
     from discern.models import unpadding as span_attention
     from discern.models.config import build_config
@@ -225,10 +225,9 @@ def build(name: str, options: dict[str, Any], vocab: int) -> Objective:
 def context(name: str, options: dict[str, Any], device: torch.device, precision: str, **others: Any) -> TrainContext:
     """Ten steps of the loop."""
     two_part = name.startswith("permutation")
-    rows = SyntheticRows(1000, 64, 1.0 if two_part else 0.8, 64, 0)
     found = TrainContext(
         objective=build(name, options, 1000).to(device),
-        source=SyntheticParts(rows) if two_part else rows,
+        source=SyntheticRows(1000, 64, 1.0 if two_part else 0.8, 64, 0, two_parts=two_part),
         heldout=None,
         optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=5, **options.get("optimizer", {})),
         train=TrainConfig(max_steps=10, sequences_per_step=8, log_every_steps=1),

@@ -154,10 +154,10 @@ def made_up_batch(objective: Any, request: argparse.Namespace, number: int) -> d
     from torch.nn import functional as F
 
     from discern.corruption.randomness import Randomness
-    from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
+    from discern.data.batching.synthetic import SyntheticRows
 
     slots = np.arange(request.batch)
-    rows = SyntheticParts(SyntheticRows(VOCABULARY, request.length, 1.0, 4 * request.batch, 0))
+    rows = SyntheticRows(VOCABULARY, request.length, 1.0, 4 * request.batch, 0, two_parts=True)
     randomness = Randomness(0, number, torch.from_numpy(slots))
     corrupted = objective.corrupt(rows.batch(slots + number * request.batch, slots), randomness)
     tokens, targets = corrupted.tokens, corrupted.masked_positions

@@ -41,7 +41,7 @@ def test_a_run_is_tried_out_by_what_its_objective_can_do(tmp_path: Path, objecti
 
 @pytest.mark.parametrize(("documents", "evaluated"), [(3, True), (0, False)])
 def test_a_run_without_held_out_text_is_not_evaluated(tmp_path: Path, documents: int, evaluated: bool) -> None:
-    (tmp_path / "run.json").write_text(json.dumps({"data": str(tmp_path)}))
+    (tmp_path / "run.json").write_text(json.dumps({"data": [str(tmp_path)]}))
     (tmp_path / "manifest.json").write_text(json.dumps({"splits": {"heldout": {"num_documents": documents}}}))
     assert ("discern evaluate" in after_pretrain(tmp_path)) == evaluated
 

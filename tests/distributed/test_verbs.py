@@ -159,7 +159,7 @@ def test_divided_weights_are_adapted_as_whole_ones(trained: list[Path], world: P
     assert_equal([checkpoint.load(out / "adapted" / "checkpoints" / "step-00000004").model for out in trained], 1e-5)
     one, two = (results(out)["adapt"] for out in trained)
     for when in ("before", "after"):
-        assert two[when]["domain"] == pytest.approx(one[when]["domain"], rel=1e-3)
+        assert two[when]["data"] == pytest.approx(one[when]["data"], rel=1e-3)
     metrics = [evaluate(out / "adapted", data=world / "data", progress=Silent(), warn=pytest.fail) for out in trained]
     assert metrics[1]["loss"] == pytest.approx(metrics[0]["loss"], rel=1e-5)
 

@@ -159,7 +159,7 @@ def record(name: str, steps: int = 50) -> list[dict[str, float]]:
     sizes = step_sizes(plan, data)
     in_slots = objective.config.reads_in_order
     progress = StopAfter(steps)
-    source = scheduled_rows(text(long_words="masking" in options), SPECIAL, data, 0, sizes.segments, in_slots=in_slots)
+    source = scheduled_rows([text(long_words="masking" in options)], SPECIAL, data, 0, sizes.segments, in_slots=in_slots)
     with tempfile.TemporaryDirectory() as folder:
         train(
             TrainContext(

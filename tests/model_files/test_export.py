@@ -197,7 +197,7 @@ def test_what_an_export_tells_of_its_run(tmp_path: Path) -> None:
     share = {"checked": 8, "too_short": 1, "overlapping": 2, "share": 0.25}
     overlap = [{"file": "/home/me/RTE/dev.tsv", **share}, {"file": "/home/me/a|b/dev.tsv", **share, "share": None}]
     start = {"model": "/home/me/medical", "description": "", "weights": ""}
-    further = {"start": start, "replay": {"data": "", "data_fingerprint": "", "share": 0.25}, "overlap": overlap}
+    further = {"start": start, "mixture": {"wiki": 0.75, "a|b": 0.25}, "overlap": overlap}
     cards = []
     for more in ({}, further):
         add_to(run / "run.json", **more)
@@ -223,7 +223,7 @@ def test_what_an_export_tells_of_its_run(tmp_path: Path) -> None:
     assert "0.9" not in cards[0], "of a later step"
     for line in (
         "weights of `medical` by",
-        "that 25% of the rows",
+        r"| Data sets, by their share of the tokens | `wiki`: 75.0%; `a\|b`: 25.0% |",
         r"`RTE/dev.tsv`: 25.00% of 8 (1 too",
         r"`a\|b/dev.tsv`: none",
     ):

@@ -26,7 +26,7 @@ from discern.objectives.base import Objective
 from discern.pretraining import adapt as module
 from discern.pretraining.adapt import adapt, perplexity
 from discern.pretraining.evaluate import evaluate
-from discern.pretraining.run import Replay, plan, pretrain
+from discern.pretraining.run import plan, pretrain
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Silent
 from discern.training import checkpoint
@@ -66,8 +66,12 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def adapted(world: Path) -> tuple[Path, dict[str, Any], list[str]]:
     """A run of 50 steps on text of the domain, with a quarter of general text: its folder, results and notes."""
     notes = Notes()
-    results = go(world, world / "adapted", *LONG, replay=Replay(world / "general" / "data", 0.25), progress=notes)
+    results = go(world, world / "adapted", *LONG, **replayed(world, 0.25), progress=notes)
     return world / "adapted", results, notes.lines
+
+
+def replayed(world: Path, share: float) -> dict[str, Any]:
+    return {"replay": world / "general" / "data", "replay_share": share}
 
 
 def trained(world: Path, out: Path, *overrides: str) -> Path:
@@ -104,15 +108,19 @@ def test_before_is_the_model_and_after_is_the_average_of_the_run(world: Path, ad
     for when, model in (("before", world / "run"), ("after", out)):
         for text in ("domain", "general"):
             figures = evaluate(model, data=world / text / "data", progress=Silent(), warn=pytest.fail)
-            measured = dict(results[when][text])
+            measured = dict(results[when][f"{text}/data"])
             assert measured.pop("perplexity") == pytest.approx(exp(measured["generator_loss"]), rel=1e-6)
             assert measured.items() <= figures.items()
-    before, after = results["before"]["domain"], results["after"]["domain"]
+    before, after = results["before"]["domain/data"], results["after"]["domain/data"]
     assert after["generator_loss"] < before["generator_loss"] - 0.1
     assert after["discriminator_loss"] < before["discriminator_loss"]
     assert json.loads((out / "adaptation.json").read_text()) == results
     record = read_record(out)
-    assert (record["start"]["model"], record["replay"]["share"]) == (str((world / "run").resolve()), 0.25)
+    assert record["start"]["model"] == str((world / "run").resolve())
+    assert record["mixture"] == {"domain/data": 0.75, "general/data": 0.25}
+    by_source = read_metrics(out)[-1]["heldout_by_source"]
+    assert by_source.keys() == record["mixture"].keys()
+    assert all("heldout_generator_loss" in metrics for metrics in by_source.values())
     assert not any("made the model worse" in note for note in notes)
     (drift,) = (finding for finding in examine(out, 4, "cpu", Silent(), pytest.fail).findings if "drift" in finding.name)
     assert (drift.value, drift.verdict) == (None, "unknown"), "the embeddings did not begin as those of step 0"
@@ -129,11 +137,11 @@ def test_optimizer_and_schedule_begin_anew(adapted: Any) -> None:
 
 
 def test_a_model_that_has_become_worse_is_warned_of(world: Path, tmp_path: Path) -> None:
-    notes, replay = Notes(), Replay(world / "general" / "data", 0.0)
+    notes = Notes()
     settings = ("optimizer.learning_rate=1.0", "optimizer.warmup_steps=1")
-    before = go(world, tmp_path / "out", *settings, replay=replay, progress=notes)["before"]
+    before = go(world, tmp_path / "out", *settings, **replayed(world, 0.0), progress=notes)["before"]
     warnings = [note for note in notes.lines if "made the model worse" in note]
-    for note, text in zip(warnings, ("domain", "general"), strict=True):
+    for note, text in zip(warnings, ("domain/data", "general/data"), strict=True):
         assert note.startswith(f"warning: perplexity on the {text} text rose from {before[text]['perplexity']:,.4g} to ")
         assert "lower optimizer.learning_rate" in note
 
@@ -150,7 +158,7 @@ def test_an_xlnet_is_adapted(world: Path, tmp_path: Path) -> None:
     results = go(world, tmp_path / "out", model=folder, sequences=8)
     assert results["fresh"] == []
     for when in ("before", "after"):
-        figures = results[when]["domain"]
+        figures = results[when]["data"]
         assert figures["perplexity"] == pytest.approx(exp(figures["permutation_lm_loss"]), rel=1e-6)
 
 
@@ -208,29 +216,29 @@ def test_added_tokens_begin_as_the_mean_of_their_pieces(world: Path, tmp_path: P
 
 
 def test_the_words_that_the_text_suggests(world: Path, tmp_path: Path, unverified: None) -> None:
-    replay = Replay(world / "general" / "data", 0.5)  # made with the vocabulary of before: its ids mean the same
-    results = go(world, tmp_path / "out", added=AddedTokens(number=3), replay=replay)
+    replay = replayed(world, 0.5)  # made with the vocabulary of before: its ids mean the same
+    results = go(world, tmp_path / "out", added=AddedTokens(number=3), **replay)
     listed = tmp_path / "out-data" / "added-tokens.json"
     words = json.loads(listed.read_text())["added"]
     assert (results["added_tokens"], set(words) <= set(DOMAIN)) == (3, True)
-    assert results["before"]["general"].keys() == results["after"]["general"].keys()
+    assert results["before"].keys() == results["after"].keys() == {"out-data", "data"}
     export(tmp_path / "out", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)
     assert load_tokenizer(tmp_path / "export").encode(words[0], add_special_tokens=False).tokens == [words[0]]
-    assert go(world, tmp_path / "out", added=AddedTokens(number=3), replay=replay) == results
+    assert go(world, tmp_path / "out", added=AddedTokens(number=3), **replay) == results
     # A data set of the extended vocabulary is taken as it is.
     assert go(world, tmp_path / "second", "train.max_steps=2", data=tmp_path / "out-data")["added_tokens"] == 3
     with pytest.raises(ConfigError, match="other added tokens"):
-        go(world, tmp_path / "out", added=AddedTokens(number=4), replay=replay)
+        go(world, tmp_path / "out", added=AddedTokens(number=4), **replay)
     listed.write_bytes(b'{"number": 3')
     with pytest.raises(DataError, match=r"added-tokens\.json is damaged") as caught:
-        go(world, tmp_path / "out", added=AddedTokens(number=3), replay=replay)
+        go(world, tmp_path / "out", added=AddedTokens(number=3), **replay)
     assert f"remove {listed.parent}" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize("generator", ["generator_warmup_steps=6", "generator_checkpoint={run}"])
 def test_a_cut_run_goes_on_to_the_bit(world: Path, tmp_path: Path, generator: str) -> None:
     settings = (f"objective.{generator.format(run=world / 'run')}", "train.weight_average=0.9")
-    options: dict[str, Any] = {"model": world / "export", "replay": Replay(world / "general" / "data", 0.4), "sequences": 8}
+    options: dict[str, Any] = {"model": world / "export", "sequences": 8, **replayed(world, 0.4)}
     whole = go(world, tmp_path / "whole", *settings, **options)
     shutil.copytree(tmp_path / "whole", tmp_path / "cut")
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / f"step-{STEPS:08d}")
@@ -245,32 +253,35 @@ def test_what_is_complete_is_not_measured_again_and_more_steps_keep_the_warm_up(
     world: Path, adapted: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = Path(shutil.copytree(adapted[0], tmp_path / "out"))
-    replay = Replay(world / "general" / "data", 0.25)
+    replay = replayed(world, 0.25)
     with monkeypatch.context() as patch:
         patch.setattr(module, "evaluate", lambda *_, **__: pytest.fail("measured again"))
-        assert go(world, out, *LONG, replay=replay) == adapted[1]
-    go(world, out, *LONG, "train.max_steps=54", replay=replay)
+        assert go(world, out, *LONG, **replay) == adapted[1]
+    go(world, out, *LONG, "train.max_steps=54", **replay)
     run = load_run(out, warn=pytest.fail)
     assert (run.step, run.config.optimizer.warmup_steps) == (54, 3)
-    options: dict[str, Any] = {"data": world / "domain" / "data", "init_from": world / "run", "config": out, "warn": pytest.fail}
-    shorter = plan(out=out, overrides=["train.max_steps=2"], replay=replay, **options)
+    sources = {world / name / "data": share for name, share in (("domain", 0.75), ("general", 0.25))}
+    options: dict[str, Any] = {"data": sources, "init_from": world / "run", "config": out, "warn": pytest.fail}
+    shorter = plan(out=out, overrides=["train.max_steps=2"], **options)
     assert shorter.config.optimizer.warmup_steps == 3
     with pytest.raises(ConfigError, match="names step 3, which is not within the 2 steps"):
         plan(out=tmp_path / "new", overrides=["train.max_steps=2"], **options)
 
 
 def test_another_beginning_is_another_run(world: Path, adapted: Any, tmp_path: Path) -> None:
-    out, replay = Path(shutil.copytree(adapted[0], tmp_path / "out")), Replay(world / "general" / "data", 0.25)
-    with pytest.raises(ConfigError, match=r"was trained with --replay-share 0\.25 of .*, but this command has no --replay"):
+    out, replay = Path(shutil.copytree(adapted[0], tmp_path / "out")), replayed(world, 0.25)
+    with pytest.raises(DataError, match=r"was trained on .*domain/data, .*general/data, but this command reads .*domain/data"):
         go(world, out, *LONG)
+    with pytest.raises(ConfigError, match=r"data\.mixture: .*0\.75, 0\.25.* in that run, .*0\.5, 0\.5.* now"):
+        go(world, out, *LONG, **replayed(world, 0.5))
     elsewhere = Path(shutil.copytree(world / "run", tmp_path / "elsewhere"))
-    assert go(world, out, *LONG, model=elsewhere, replay=replay) == adapted[1], "the same weights are the same model"
+    assert go(world, out, *LONG, model=elsewhere, **replay) == adapted[1], "the same weights are the same model"
     with pytest.raises(CheckpointError, match="but this command names no model") as caught:
-        pretrain(data=world / "domain" / "data", out=out, config=out, progress=Silent())
+        pretrain(data=[world / "domain" / "data", world / "general" / "data"], out=out, config=out, progress=Silent())
     assert "--init-from" in (caught.value.hint or "")
     trained(world, elsewhere, "train.max_steps=32")
     with pytest.raises(CheckpointError, match="at step 32, which has different weights"):
-        go(world, out, *LONG, model=elsewhere, replay=replay)
+        go(world, out, *LONG, model=elsewhere, **replay)
     with pytest.raises(CheckpointError, match="began with random weights"):
         go(world, elsewhere, data=world / "general" / "data")
 
@@ -306,9 +317,14 @@ def test_data_that_does_not_fit(world: Path, tmp_path: Path) -> None:
         go(world, tmp_path / "out", data=other)
     assert f"--tokenizer {world / 'run' / 'tokenizer.json'}" in (caught.value.hint or "")
     with pytest.raises(DataError, match="a different tokenizer"):
-        go(world, tmp_path / "out", replay=Replay(other, 0.2))
+        go(world, tmp_path / "out", replay=other)
     with pytest.raises(ConfigError, match="share of replayed text is 1"):
-        go(world, tmp_path / "out", replay=Replay(world / "general" / "data", 1.0))
+        go(world, tmp_path / "out", **replayed(world, 1.0))
+    with pytest.raises(ConfigError, match="there is no text to replay"):
+        go(world, tmp_path / "out", replay_share=0.2)
+    both = [world / name / "data" for name in ("domain", "general")]
+    with pytest.raises(ConfigError, match="--add-tokens extends one data set"):
+        go(world, tmp_path / "out", data=both, added=AddedTokens(number=3))
     with pytest.raises(DataError, match="has no held-out split"):
         go(world, tmp_path / "out", data=whole)
     assert not (tmp_path / "out").exists()
@@ -344,7 +360,7 @@ def test_text_that_is_gone_cannot_be_read_again_for_added_tokens(world: Path, tm
 def same_figures(world: Path, model: Path, results: dict[str, Any]) -> None:
     figures = evaluate(model, data=world / "domain" / "data", progress=Silent(), warn=pytest.fail)
     for name in ("generator_loss", "discriminator_loss", "discriminator_auc"):
-        assert results["before"]["domain"][name] == pytest.approx(figures[name], rel=1e-6), name
+        assert results["before"]["data"][name] == pytest.approx(figures[name], rel=1e-6), name
 
 
 def test_networks_that_have_parted_go_on_apart(world: Path, tmp_path: Path) -> None:

@@ -167,7 +167,7 @@ def test_both_networks_are_continued(hub: Path, data: Path, tmp_path: Path) -> N
     results = adapt(hub, data=data, out=tmp_path / "run", overrides=settings, progress=notes)
     assert results is not None
     assert results["fresh"] == []
-    before, after = results["before"]["domain"], results["after"]["domain"]
+    before, after = results["before"]["data"], results["after"]["data"]
     assert after["generator_loss"] < before["generator_loss"] - 0.5
     assert after["discriminator_loss"] < before["discriminator_loss"]
     # What was measured before is the released model, mask decoder included.

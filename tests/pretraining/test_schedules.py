@@ -15,7 +15,7 @@ from discern.errors import ConfigError
 from discern.model_files.folder import open_model
 from discern.model_files.run import build_objective, vocabulary_of
 from discern.pretraining.estimate import estimate
-from discern.pretraining.run import Replay, plan, pretrain, training_stream
+from discern.pretraining.run import plan, pretrain, training_stream
 from discern.pretraining.warm_start import start_config
 from discern.progress import Silent
 from discern.training.flops import step_flops
@@ -61,8 +61,8 @@ def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, stable: P
     sizes = [(16, 4)] * 4 + [(16, 8)] * 4 + [(32, 4)] * 4
     flops = [step_flops(objective, objective.phases(12)[0], length, rows).executed for length, rows in sizes]
     assert estimated["flops"] == pytest.approx(sum(flops))
-    streams = training_stream(opened, config).streams  # type: ignore[attr-defined]
-    assert estimated["epochs"] == pytest.approx(48 / streams[0].num_rows + 16 / streams[1].num_rows)
+    (short,), (long,) = training_stream(opened, config).streams
+    assert estimated["epochs"] == pytest.approx(48 / short.num_rows + 16 / long.num_rows)
     records = [record for record in read_metrics(stable) if "tokens" in record]
     assert [record["flops"] for record in records] == [round(total) for total in accumulate(flops)]
     tokens = [record["tokens"] for record in records]
@@ -102,11 +102,8 @@ def test_slots_that_fill_no_micro_batch_are_one() -> None:
         load_pretrain_config(None, "xlnet-base", ["train.batch_schedule=[[0, 24576], [0.1, 131072]]"])
 
 
-def test_a_new_run_from_the_weights_keeps_the_last_sizes(data: Path, stable: Path, tmp_path: Path) -> None:
+def test_a_new_run_from_the_weights_keeps_the_last_sizes(data: Path, stable: Path) -> None:
     start = open_model(stable, warn=pytest.fail)
     config = start_config(start, vocabulary_of(TokenData.open(data)), None, None, [], None).config
     assert (config.train.batch_schedule, config.data.length_schedule) == ((), ())
     assert (config.train.sequences_per_step, config.data.sequence_length) == (4, 32)
-    options: dict[str, Any] = {"data": data, "out": tmp_path / "more", "init_from": stable, "overrides": SCHEDULES[1:2]}
-    with pytest.raises(ConfigError, match=r"--replay mixes rows of one length, but data\.length_schedule changes it"):
-        plan(replay=Replay(data, 0.5), warn=pytest.fail, **options)

@@ -50,7 +50,7 @@ def make_run(
     record = {
         "format": FORMAT,
         "discern": "0.1.0",
-        "data": str(folder.parent / "data"),
+        "data": [str(folder.parent / "data")],
         "data_fingerprint": "",
         "tokenizer_fingerprint": fingerprint(built),
         "vocab_size": vocab_size(built),

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import ConfigError
 from discern.model_files.run import build_objective
 from discern.models import encoders
@@ -88,8 +88,7 @@ def small(name: str, *, checkpointing: bool = False, **options: Any) -> tuple[Ob
     objective: Objective = factory(factory.Config(**options), BuildSettings(given.model, vocabulary, checkpointing))
     objective.initialize(0)
     numbers, randomness = np.arange(ROWS), Randomness(0, 0, torch.arange(ROWS))
-    rows = SyntheticRows(90, LENGTH, 1.0, ROWS, 0)
-    source = SyntheticParts(rows) if name in MODELS else rows
+    source = SyntheticRows(90, LENGTH, 1.0, ROWS, 0, two_parts=name in MODELS)
     batch = objective.corrupt(source.batch(numbers, numbers), randomness)
 
     def step() -> None:

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness
-from discern.data.batching.rows import build_packing
-from discern.data.batching.stream import ExampleStream
+from discern.data.batching.rows import training_rows
+from discern.data.batching.segments import SegmentRows
+from discern.data.batching.stream import ExampleStream, RowStream
 from discern.data.config import DataConfig
 from discern.diagnosis.health import Expectations, HealthMonitor
 from discern.errors import CheckpointError, DataError, NumericsError
@@ -36,9 +37,9 @@ from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settin
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
 
 
-def stream(*, training: bool = True, packing: str = "segments") -> ExampleStream:
+def stream(*, training: bool = True, packing: str = "segments") -> RowStream:
     config = DataConfig(sequence_length=24, packing=packing)  # type: ignore[arg-type]
-    return ExampleStream(build_packing(SPLIT, SPECIAL, config, 0, training=training), 0, shuffle=training)
+    return training_rows(SPLIT, SPECIAL, config, 0, training=training)
 
 
 def context(folder: Path, objective: Objective | None = None, **options: Any) -> TrainContext:
@@ -449,8 +450,7 @@ def test_rows_that_cannot_be_read_cost_no_training(tmp_path: Path, undisturbed: 
                 raise DataError("the disk is gone", hint="mount it again")
             return super().batch(places, positions)
 
-    data = DataConfig(sequence_length=24, packing="segments")
-    source = Breaks(build_packing(SPLIT, SPECIAL, data, 0, training=True), 0)
+    source = Breaks(SegmentRows(SPLIT, SPECIAL, DataConfig(sequence_length=24), 0), 0)
     with pytest.raises(DataError, match="the disk is gone"):
         train(*session(tmp_path, source=source))
     assert [path.name for path in checkpoint.found(tmp_path / "checkpoints")] == ["step-00000007", "step-00000006"]

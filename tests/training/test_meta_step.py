@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discern.config.layers import preset_names
-from discern.data.batching.synthetic import SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SyntheticRows
 from discern.objectives import losses as word_logits
 from discern.objectives import objectives
 from discern.objectives.base import Objective
@@ -51,10 +51,10 @@ def build(name: str) -> Objective:
 def context(name: str, device: torch.device, *, fill: float = 0.7, precision: str = "float32", **train: Any) -> TrainContext:
     objective = build(name)
     kind = VARIANTS.get(name, (name, {}))[0]
-    rows = SyntheticRows(VOCABULARY, 32, 1.0 if ROWS.get(kind) else fill, 32, 0)
+    two_parts = bool(ROWS.get(kind))
     return TrainContext(
         objective=objective.to(device),
-        source=SyntheticParts(rows) if ROWS.get(kind) else rows,
+        source=SyntheticRows(VOCABULARY, 32, 1.0 if two_parts else fill, 32, 0, two_parts=two_parts),
         heldout=None,
         optimizer=OptimizerConfig(**OPTIMIZERS.get(name, {})),
         train=TrainConfig(**({"max_steps": 20, "sequences_per_step": 8} | train)),

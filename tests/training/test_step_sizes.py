@@ -15,7 +15,7 @@ from discern.config.layers import Origin, Setting, collect, parse_overrides
 from discern.config.resolve import InvalidConfigError, Resolved
 from discern.config.schedule import ScheduleSegment
 from discern.config.schema import to_toml
-from discern.data.batching.rows import SuccessiveRows, scheduled_rows, training_rows
+from discern.data.batching.rows import scheduled_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.objectives import objectives
@@ -47,7 +47,7 @@ def scheduled(
     data = DataConfig(sequence_length=24, length_schedule=lengths, packing="two-part" if in_slots else "segments")
     run = context(folder, objective, **{"batch_schedule": BATCH, "max_steps": 8} | options)
     sizes = step_sizes(run.train, data)
-    return replace(run, sizes=sizes, source=scheduled_rows(SPLIT, SPECIAL, data, 0, sizes.segments, in_slots=in_slots))
+    return replace(run, sizes=sizes, source=scheduled_rows([SPLIT], SPECIAL, data, 0, sizes.segments, in_slots=in_slots))
 
 
 def test_the_sizes_by_hand() -> None:
@@ -83,9 +83,8 @@ def test_a_growing_batch_reads_the_same_rows_in_the_same_order(tmp_path: Path) -
 @pytest.mark.parametrize("packing", ["segments", "packed"])
 def test_after_a_change_of_length_every_row_is_read_once_per_epoch(packing: Any) -> None:
     data = DataConfig(sequence_length=24, length_schedule=LENGTHS, packing=packing)
-    rows = scheduled_rows(SPLIT, SPECIAL, data, 0, step_sizes(TrainConfig(sequences_per_step=4), data).segments, in_slots=False)
-    assert isinstance(rows, SuccessiveRows)
-    short, long = rows.streams
+    rows = scheduled_rows([SPLIT], SPECIAL, data, 0, step_sizes(TrainConfig(sequences_per_step=4), data).segments, in_slots=False)
+    (short,), (long,) = rows.streams
     assert long.num_rows < short.num_rows
     # 4 steps of 96 tokens: 32 short rows. The long ones begin at that fraction of the epoch.
     begin = -(-32 * long.num_rows // short.num_rows)
@@ -95,7 +94,7 @@ def test_after_a_change_of_length_every_row_is_read_once_per_epoch(packing: Any)
     left = long.num_rows - begin
     epoch = rows.batch(np.arange(32 + left, 32 + left + long.num_rows), np.zeros(long.num_rows, np.int64))
     assert Counter(epoch.example_index.tolist()) == Counter(range(long.num_rows, 2 * long.num_rows))
-    assert rows.epochs(32 + 5 * long.num_rows) == pytest.approx(32 / short.num_rows + 5)
+    assert rows.epochs(32 + 5 * long.num_rows) == [pytest.approx(32 / short.num_rows + 5)]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from discern.pretraining import evaluate as held_out
 from discern.pretraining import run as pretraining
 from discern.pretraining.estimate import estimate
 from discern.pretraining.resume import Resume
-from discern.pretraining.run import Replay
+from discern.pretraining.run import DataSets
 from discern.pretraining.warm_start import AddedTokens
 from discern.progress import Progress
 from discern.tasks.base import Prediction
@@ -141,7 +141,7 @@ def prepare(
 def pretrain(
     config: PathLike | None = None,
     *,
-    data: PathLike,
+    data: DataSets,
     out: PathLike,
     preset: str | None = None,
     settings: Settings | None = None,
@@ -156,7 +156,8 @@ def pretrain(
 
     Args:
         config: TOML file with settings that override the preset, or the folder of a run.
-        data: data set, as made by `prepare`.
+        data: data set, as made by `prepare`; or several to mix: a list, weighted by size, or shares of the tokens:
+            `{"books": 0.7, "news": 0.3}`.
         out: folder of the run.
         preset: name of the recipe to start from; `discern config presets` lists them.
         settings: settings that override preset and file: `{"train.max_steps": 1000}`.
@@ -178,7 +179,7 @@ def pretrain(
     """
     listener = progress or Logged()
     options: dict[str, Any] = {
-        "data": Path(data),
+        "data": data,
         "out": Path(out),
         "preset": preset,
         "overrides": overrides_of(settings),
@@ -195,7 +196,7 @@ def pretrain(
 def adapt(
     model: PathLike,
     *,
-    data: PathLike,
+    data: DataSets,
     out: PathLike,
     replay: PathLike | None = None,
     replay_share: float | None = None,
@@ -211,15 +212,15 @@ def adapt(
 
     Args:
         model: a run, an export, or a Hugging Face model.
-        data: data set of your text, made with the model's tokenizer.
+        data: data set of your text, made with the model's tokenizer; or several, as for `pretrain`.
         out: folder of the new run.
         replay: data set of general text, to mix into the training and to measure forgetting.
-        replay_share: fraction of the examples that come from the general text; 0: only evaluate on it; None: 0.2.
+        replay_share: share of the general text in the tokens to train on; 0: only evaluate on it; None: 0.2.
         add_tokens: number of words of your text to add to the vocabulary, or a file with the words, one per line.
         sequences: number of held-out rows to evaluate on; 0: all.
 
     Returns:
-        `step`, and the held-out metrics `before` and `after`, for each text.
+        `step`, and the held-out metrics `before` and `after`, for each data set by its name.
 
     Raises:
         ConfigError, DataError: the arguments, settings or data are invalid; nothing has been trained.
@@ -227,16 +228,14 @@ def adapt(
     """
     listener = progress or Logged()
     added = None if add_tokens is None else AddedTokens.of(str(add_tokens))
-    if replay_share is not None and replay is None:
-        raise ConfigError(f"replay_share {replay_share:g} needs the text to replay", hint="add replay=DATA")
-    mixed = None if replay is None else Replay(Path(replay), 0.2 if replay_share is None else replay_share)
     adapted = adapting.adapt(
         local_model(model, listener.note),
-        data=Path(data),
+        data=data,
         out=Path(out),
         config=_path(config),
         overrides=overrides_of(settings),
-        replay=mixed,
+        replay=_path(replay),
+        replay_share=replay_share,
         added=added,
         resume=resume,
         device=device,

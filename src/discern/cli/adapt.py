@@ -10,7 +10,6 @@ import typer
 from discern.cli.console import JsonOption, command
 from discern.cli.options import FOREIGN, DeviceOption, NprocOption, ResumeOption, SetOption, launch_ranks
 from discern.cli.outputs import after_pretrain
-from discern.errors import ConfigError
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted
 
@@ -40,9 +39,12 @@ def adapt(
     ],
     *,
     data: Annotated[
-        Path,
+        list[str],
         typer.Option(
-            "--data", metavar="DATA", help="Data set of your text, made by 'discern prepare TEXT --out DATA --tokenizer MODEL'."
+            "--data",
+            metavar="DATA[=WEIGHT]",
+            help="Data set of your text, made by 'discern prepare TEXT --out DATA --tokenizer MODEL'. May be repeated, as for "
+            "'discern pretrain'.",
         ),
     ],
     out: Annotated[
@@ -58,7 +60,7 @@ def adapt(
         float | None,
         typer.Option(
             "--replay-share",
-            help="Fraction of the training examples to take from the general text; 0: only evaluate on it. [default: 0.2]",
+            help="Share of the general text in the tokens to train on; 0: only evaluate on it. [default: 0.2]",
             show_default=False,
         ),
     ] = None,
@@ -88,21 +90,19 @@ def adapt(
     """
     with command(json_output=json_output, trains=True) as console:
         model = console.local_model(model)
+        from discern.data.batching.mixture import parse_sources
         from discern.pretraining.adapt import adapt as run
         from discern.pretraining.adapt import data_with_tokens
-        from discern.pretraining.run import Replay
         from discern.pretraining.warm_start import AddedTokens
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)
-        if replay_share is not None and replay is None:
-            raise ConfigError(f"--replay-share {replay_share:g} needs the text to replay", hint="add --replay DATA")
-        mixed = None if replay is None else Replay(replay, 0.2 if replay_share is None else replay_share)
         options: dict[str, Any] = {
-            "data": data,
+            "data": parse_sources(data),
             "out": out,
             "config": config,
             "overrides": tuple(set_ or ()),
-            "replay": mixed,
+            "replay": replay,
+            "replay_share": replay_share,
             "resume": resume,
         }
         if added is not None and nproc > 1 and rank_environment().world_size == 1:

@@ -154,8 +154,9 @@ def _objective(run: Path) -> str:
 def _has_heldout(run: Path) -> bool:
     """Whether text was held out from the run; also if that cannot be told, as for a data set in an object store."""
     try:
-        data = Path(json_value((run / "run.json").read_bytes())["data"])
-        return bool(json_value((data / "manifest.json").read_bytes())["splits"]["heldout"]["num_documents"])
+        folders = map(Path, json_value((run / "run.json").read_bytes())["data"])
+        manifests = [json_value((data / "manifest.json").read_bytes()) for data in folders]
+        return any(manifest["splits"]["heldout"]["num_documents"] for manifest in manifests)
     except (OSError, ValueError, KeyError, TypeError):
         return True
 

@@ -19,13 +19,32 @@ from discern.cli.options import (
     launch_ranks,
 )
 from discern.cli.outputs import after_pretrain
+from discern.errors import ConfigError
 
 
 def pretrain(
     config: ConfigArgument = None,
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="DATA", help="Data set made by `discern prepare`.")],
+    data: Annotated[
+        list[str],
+        typer.Option(
+            "--data",
+            metavar="DATA[=WEIGHT]",
+            help="Data set made by `discern prepare`. May be repeated, to mix data sets of one tokenizer; a weight is a share of "
+            "the tokens to train on, by default that of the data set's size.",
+        ),
+    ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run. An interrupted run in it is continued.")],
+    data_temperature: Annotated[
+        float | None,
+        typer.Option(
+            "--data-temperature",
+            metavar="T",
+            min=0.1,
+            help="Without weights, a data set of n tokens has the share p ~ n^(1/T): 1 by size, larger values favor small data "
+            "sets, such as languages with little text (mT5, XLM-R: 3.3). [default: 1]",
+        ),
+    ] = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     init_from: Annotated[
@@ -59,16 +78,27 @@ def pretrain(
 
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
 
+    Example: discern pretrain --preset electra-small --data BOOKS=0.7 --data NEWS=0.3 --out RUN
+
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
 
     Example: discern pretrain --decay-from RUN --data DATA --out DECAYED --set optimizer.decay_steps=2000
     """
     with command(json_output=json_output, trains=True) as console:
+        from discern.data.batching.mixture import parse_sources
+
+        sources, temperature = parse_sources(data), []
+        if data_temperature is not None:
+            temperature.append(f"data.mixture_temperature={data_temperature}")
+            if isinstance(sources, dict):
+                raise ConfigError(
+                    "--data-temperature gives the data sets weights, but --data has weights", hint="leave out one of the two"
+                )
         options: dict[str, Any] = {
-            "data": data,
+            "data": sources,
             "out": out,
             "preset": preset,
-            "overrides": tuple(set_ or ()),
+            "overrides": (*temperature, *(set_ or ())),
             "resume": resume,
             "init_from": None if init_from is None else console.local_model(init_from),
             "decay_from": decay_from,
@@ -89,9 +119,10 @@ def pretrain(
             console.result(record, text=_text(record, out))
 
 
-def _text(record: dict[str, object], out: Path) -> str:
+def _text(record: dict[str, Any], out: Path) -> str:
     """The last metrics, one per line, and what to do with the run."""
-    metrics = [f"  {name:<26} {_number(value)}" for name, value in record.items()]
+    losses = {f"heldout_loss of {name}": each["heldout_loss"] for name, each in record.get("heldout_by_source", {}).items()}
+    metrics = [f"  {name:<26} {_number(value)}" for name, value in (record | losses).items() if not isinstance(value, dict)]
     return "\n".join([f"{out}:", *metrics, after_pretrain(out)])
 
 

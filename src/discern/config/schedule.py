@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 
 
 def _fraction_or_step(value: float) -> float:
@@ -23,11 +23,13 @@ else:
 
 SizeSchedule = tuple[tuple[RunPoint, int], ...]
 """Where each segment begins, and its value: ((0, 16384), (0.5, 65536))."""
+MixtureSchedule = tuple[tuple[RunPoint, tuple[Annotated[float, Field(ge=0)], ...]], ...]
+"""Where each segment begins, and the weight of each source: ((0, (0.7, 0.3)), (0.8, (0.2, 0.8)))."""
 
 
 @dataclass(frozen=True)
 class ScheduleSegment:
-    """Consecutive steps of the same size.
+    """Consecutive steps of the same size and the same mixture.
 
     Attributes:
         first: the first step.
@@ -35,6 +37,7 @@ class ScheduleSegment:
         length: positions per row.
         examples: rows read before the first step.
         positions: positions read before the first step.
+        weights: weight of each source; empty: by their sizes.
     """
 
     first: int
@@ -42,6 +45,7 @@ class ScheduleSegment:
     length: int
     examples: int = 0
     positions: int = 0
+    weights: tuple[float, ...] = ()
 
 
 def to_step(point: float, max_steps: int) -> int:
@@ -61,20 +65,20 @@ def last_point(value: Any) -> float:
     return value[-1][0] if isinstance(value, tuple) and value else value or 0
 
 
-def check_schedule(name: str, schedule: SizeSchedule, least: int = 1) -> None:
+def check_schedule(name: str, schedule: tuple[tuple[RunPoint, Any], ...], least: int | None = 1) -> None:
     """Check that a schedule begins at 0, and that the points and the values of its segments increase.
 
     Args:
-        least: smallest value.
+        least: smallest value; None: the values are not compared.
 
     Raises:
         ValueError: it does not, or they do not.
     """
     points, values = [point for point, _ in schedule], [value for _, value in schedule]
     if points and points[0] != 0:
-        raise ValueError(f"{name} begins at {points[0]:g}; its first segment must begin at 0, as in [[0, 128], [0.5, 512]]")
+        raise ValueError(f"{name} begins at {points[0]:g}; its first segment must begin at 0, as in [[0, ...], [0.5, ...]]")
     # A fraction and a step are compared when the length of the run is known.
     if any(right <= left for left, right in pairwise(points) if (left < 1) == (right < 1) or left == 0):
         raise ValueError(f"the segments of {name} begin at {points}; each must begin after the one before")
-    if any(right <= left for left, right in pairwise([least - 1, *values])):
+    if least is not None and any(right <= left for left, right in pairwise([least - 1, *values])):
         raise ValueError(f"{name} has the values {values}; each must be larger than the one before, the first at least {least}")

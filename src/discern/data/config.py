@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from discern.config.schedule import SizeSchedule, check_schedule
-from discern.config.schema import OTHER_NAME, Section
+from discern.config.schedule import MixtureSchedule, SizeSchedule, check_schedule
+from discern.config.schema import OTHER_NAME, Section, toml_value
 
 _SHORTEST = 8
 _SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] in the second half
@@ -29,6 +29,18 @@ class DataConfig(Section):
         "The number of tokens per update stays the same. Empty: sequence_length throughout; otherwise that is the last length, "
         "which held-out rows always have.",
     )
+    mixture: MixtureSchedule = Field(
+        (),
+        description="Weight of each --data in the tokens that are trained on, in segments that begin at a step or at a fraction "
+        "of the run: [[0, [0.7, 0.3]], [0.8, [0.2, 0.8]]]. The weights of a segment need not sum to 1. Empty: the weights given "
+        "with --data, or those of mixture_temperature.",
+    )
+    mixture_temperature: float = Field(
+        1.0,
+        ge=0.1,
+        description="Without weights, a data set of n tokens has a weight proportional to n^(1/T). T = 1: by size; larger values "
+        "favor small data sets, for example languages with little text. mT5 and XLM-R: n^0.3, T = 3.3.",
+    )
     packing: Literal["segments", "packed", "two-part"] = Field(
         "segments",
         description="'segments': two-segment examples as the released code builds them, padded. "
@@ -49,52 +61,30 @@ class DataConfig(Section):
     single_segment_probability: float = Field(
         0.1, ge=0, le=1, description="'segments' only: fraction of examples built as one segment. The released code: 0.1."
     )
-    reuse_length: int | None = Field(
-        None,
-        description="'two-part' only: positions of the first part, which the memory stores and at whose end the next row begins. "
-        "Default: half of the row, the only length at which the memory has not seen the text to predict.",
-    )
     reversed_rows: bool = Field(True, description="'two-part' only: read the text backwards in half of the rows.")
 
     def unread(self) -> dict[str, str]:
-        needed = {"overflow": "segments", "short_sequence_probability": "segments", "single_segment_probability": "segments"}
-        needed |= {"reuse_length": "two-part", "reversed_rows": "two-part"}
+        of_segments = ("overflow", "short_sequence_probability", "single_segment_probability")
+        needed = dict.fromkeys(of_segments, "segments") | {"reversed_rows": "two-part"}
         return {name: f"packing = '{packing}'" for name, packing in needed.items() if packing != self.packing}
 
     def at_length(self, sequence_length: int) -> DataConfig:
-        """These settings for rows of one length.
-
-        Raises:
-            ValueError: the packing has no rows of this length.
-        """
-        if not self.length_schedule and sequence_length == self.sequence_length:
-            return self
-        changed = {"sequence_length": sequence_length, "length_schedule": (), "reuse_length": None}
-        return DataConfig.model_validate(self.model_dump() | changed)
+        """These settings for rows of one length."""
+        return self.model_copy(update={"sequence_length": sequence_length, "length_schedule": ()})
 
     @model_validator(mode="after")
-    def _rows_grow(self) -> DataConfig:
+    def _check_rows(self) -> DataConfig:
         check_schedule("length_schedule", self.length_schedule, _SHORTEST)
-        return self
-
-    @model_validator(mode="after")
-    def _parts_are_halves(self) -> DataConfig:
-        if self.packing != "two-part":
-            return self
-        for _, length in self.length_schedule:
-            if length % 2 or length < _SHORTEST_TWO_PART:
+        check_schedule("mixture", self.mixture, None)
+        if any(len(weights) != len(self.mixture[0][1]) or not sum(weights) for _, weights in self.mixture):
+            raise ValueError(
+                f"mixture is {toml_value(self.mixture)}; expected in each segment a weight for each data set, one above 0, as in "
+                "[[0, [0.7, 0.3]], [0.8, [0.2, 0.8]]]"
+            )
+        for length in (self.sequence_length, *(length for _, length in self.length_schedule)):
+            if self.packing == "two-part" and (length % 2 or length < _SHORTEST_TWO_PART):
                 raise ValueError(
-                    f"packing 'two-part' needs rows of an even length of at least {_SHORTEST_TWO_PART}, but length_schedule "
-                    f"has {length}; set {max(_SHORTEST_TWO_PART, length // 2 * 2)} instead"
+                    f"packing 'two-part' needs an even sequence_length of at least {_SHORTEST_TWO_PART}, not {length}; set "
+                    f"data.sequence_length={max(_SHORTEST_TWO_PART, length // 2 * 2)}, or that in data.length_schedule"
                 )
-        if self.sequence_length % 2 or self.sequence_length < _SHORTEST_TWO_PART:
-            raise ValueError(
-                f"packing 'two-part' needs an even sequence_length of at least {_SHORTEST_TWO_PART}, not {self.sequence_length}; "
-                f"set data.sequence_length={max(_SHORTEST_TWO_PART, self.sequence_length // 2 * 2)}"
-            )
-        if self.reuse_length not in (None, self.sequence_length // 2):
-            raise ValueError(
-                f"reuse_length {self.reuse_length} is not half of sequence_length {self.sequence_length}; "
-                f"set data.reuse_length={self.sequence_length // 2}, or leave it out"
-            )
         return self

@@ -16,8 +16,7 @@ import torch
 from discern import __version__, kernels
 from discern.config.schema import flatten
 from discern.corruption.randomness import Randomness
-from discern.data.batching.rows import RowStream, training_rows
-from discern.data.dataset.shards import TokenData
+from discern.data.batching.stream import RowStream
 from discern.data.executors import available_cores
 from discern.diagnosis.health import (
     Expectations,
@@ -40,7 +39,7 @@ from discern.errors import DataError
 from discern.model_files.run import RunFolder, build_objective, load_run
 from discern.parsing import is_number
 from discern.pretraining.evaluate import change_since
-from discern.pretraining.run import heldout_stream
+from discern.pretraining.run import heldout_stream, training_stream
 from discern.progress import Progress
 from discern.training.distributed import Ranks, choose_device
 from discern.training.evaluation import EVALUATION_SEED, evaluate
@@ -129,7 +128,7 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
 
 
 def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:
-    data = TokenData.open(run.record["data"])
+    data = run.open_data()
     if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
         raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
     change = change_since(data, run.folder, run.record)
@@ -139,7 +138,7 @@ def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:
     if heldout is not None:
         return heldout, "held out"
     text = "trained on" if change is None else "not held out"
-    return training_rows(data.split("train"), data.special_tokens, run.config.data, run.config.train.seed), text
+    return training_stream(data, run.config), text
 
 
 def _gradients(run: RunFolder, stream: RowStream, ranks: Ranks, expected: Expectations) -> list[Finding]:

@@ -91,7 +91,7 @@ def model_card(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: st
         language=language_code(record.get("language")),
         text_license=record.get(TEXT_LICENSE),
         start=None if start is None else PurePath(start["model"]).name,
-        replay=record.get("replay", {}).get("share"),
+        mixture=record.get("mixture", {}),
         head_parameters=sum(root.head[name].numel() for name in own_head),
         copy_gate=bool(own_head) and all("copy_gate" in name for name in own_head),
         trained_positions=min(int(length), positions or int(length)) if length else None,

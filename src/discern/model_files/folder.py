@@ -17,6 +17,7 @@ from torch import nn
 
 from discern.config.layers import preset_names
 from discern.corruption.randomness import key_of
+from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens, vocab_size
 from discern.errors import ConfigError, DataError, did_you_mean, nearest
 from discern.model_files.hub import CONFIG_NAME, local_model
@@ -211,9 +212,8 @@ class ModelFolder(abc.ABC):
         """Configuration of the objective that the model was pre-trained with; None if unknown."""
         return None if self.config is None else self.config.objective
 
-    @property
-    def data(self) -> Path | None:
-        """Data set that the model was pre-trained on; None if unknown."""
+    def open_data(self) -> TokenData | None:
+        """The data set, or the mixture, that the model was pre-trained on; None if unknown."""
         return None
 
     @property

@@ -15,6 +15,7 @@ import torch
 from pydantic import Field, model_validator
 
 from discern import __version__, kernels
+from discern.data.batching.mixture import MixedData, open_data, sources_of, weighted
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model_files.folder import RUN_RECORD, TEXT_LICENSE, LoadedEncoder, ModelFolder, encoder_alone
@@ -70,7 +71,7 @@ class _Run(Record):
     """The required content of run.json."""
 
     format: int
-    data: str
+    data: list[str]
     data_fingerprint: str
     tokenizer_fingerprint: str
     vocab_size: Annotated[int, Field(ge=1, lt=2**31)]
@@ -79,9 +80,9 @@ class _Run(Record):
     versions: dict[str, str]
     arithmetic: dict[str, Any]
     start: dict[str, str] | None = None
-    replay: dict[str, Any] | None = None
     discern: str
     overlap: list[dict[str, Any]] | None = None
+    mixture: dict[str, float] | None = None
 
     @model_validator(mode="after")
     def _special_tokens_are_entries(self) -> _Run:
@@ -112,11 +113,12 @@ def make_record(data: TokenData, objective: Objective, computed: dict[str, Any])
     """The content of run.json: data set, tokenizer, settings that affect rounding, and library versions."""
     settings, overlap = data.manifest.configuration, data.manifest.overlap
     told: dict[str, Any] = {"language": settings.get("language"), TEXT_LICENSE: settings.get("license")}
+    told["mixture"] = data.weights if isinstance(data, MixedData) else None
     told["overlap"] = overlap and [each.model_dump(mode="json", exclude={"found"}) for each in overlap]
     return {
         "format": FORMAT,
         "discern": __version__,
-        "data": data.location,
+        "data": [source.location for source in sources_of(data).values()],
         "data_fingerprint": data.fingerprint,
         "tokenizer_fingerprint": data.tokenizer_fingerprint,
         "vocab_size": data.vocab_size,
@@ -193,9 +195,8 @@ class RunFolder(ModelFolder):
         """Number of real tokens read up to the checkpoint; None if it is not recorded."""
         return self._checkpoint[2]
 
-    @property
-    def data(self) -> Path:
-        return Path(self.record["data"])
+    def open_data(self) -> TokenData:
+        return weighted(open_data(self.record["data"]), self.config.data)
 
     @cached_property
     def vocabulary(self) -> Vocabulary:

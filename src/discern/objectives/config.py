@@ -49,11 +49,6 @@ class ObjectiveConfig(Section):
         """Whether each slot of the batch continues its text from step to step, rather than reading rows in random order."""
         return False
 
-    @property
-    def predicts_next_sentence(self) -> bool:
-        """Whether the loss asks if the second segment follows the first."""
-        return False
-
     def sampling_at(self, step: int) -> Sampling:
         """How replacements are drawn from a generator's logits at a step."""
         return Sampling()

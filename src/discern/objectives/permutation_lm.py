@@ -70,10 +70,6 @@ class PermutationLMConfig(ObjectiveConfig):
     def reads_in_order(self) -> bool:
         return self.memory_length > 0
 
-    @property
-    def predicts_next_sentence(self) -> bool:
-        return self.next_sentence_weight > 0
-
     def check(self, data: DataConfig, model: ModelConfig) -> None:
         if not cast(Any, encoders.load(model.encoder)).has_query_stream:
             raise ValueError(

@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from discern.data.dataset.shards import TokenData
+from discern.data.batching.mixture import sources_of
 from discern.data.tokenizer.tokens import MORE_TOKENS, UnknownTokens
 from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective
 from discern.pretraining.evaluate import check_sequences, heldout_rows_of
 from discern.pretraining.resume import Resume
-from discern.pretraining.run import Plan, Replay, Run, finish_run, meta_objective, open_run, plan
+from discern.pretraining.run import DataSets, Plan, Run, finish_run, meta_objective, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_record, write_recorded
@@ -31,11 +31,11 @@ from discern.training.replica import averaged
 ADAPTATION_FILE = "adaptation.json"
 """File in the folder of the run with the metrics before and after."""
 
-_MOST_PERPLEXITY = {"domain": 1.0, "general": 2.0}
-"""Perplexity after the training, as a multiple of that before, from which a warning is given: some forgetting is usual."""
+_MOST_FORGOTTEN = 2.0
+"""Perplexity of all but the first data set after the training, as a multiple of that before, from which a warning is given."""
 
 Metrics = dict[str, dict[str, float]]
-"""Held-out metrics by text: 'domain', and 'general' if there is replayed text."""
+"""Held-out metrics by data set."""
 
 # Losses that measure how well words are predicted: the generator's, or that of the only network.
 _WORD_LOSSES = ("generator_loss", "mlm_loss", "permutation_lm_loss")
@@ -44,11 +44,12 @@ _WORD_LOSSES = ("generator_loss", "mlm_loss", "permutation_lm_loss")
 def adapt(
     model: Path,
     *,
-    data: Path,
+    data: DataSets,
     out: Path,
     config: Path | None = None,
     overrides: Sequence[str] = (),
-    replay: Replay | None = None,
+    replay: Path | str | None = None,
+    replay_share: float | None = None,
     added: AddedTokens | None = None,
     resume: Resume = "auto",
     device: str = "auto",
@@ -61,11 +62,12 @@ def adapt(
 
     Args:
         model: a run, an export, or a Hugging Face model.
-        data: data set of the domain, made with the model's tokenizer or an extension of it.
+        data: data set of the domain, made with the model's tokenizer or an extension of it; or several to mix.
         out: folder of the new run.
         config: TOML file of settings that override those of the model.
         overrides: settings that override the file, as "section.key=value".
-        replay: general text, to mix in and to measure what is forgotten; with a share of 0 it is only measured.
+        replay: data set of general text, to mix with that of the domain and to measure what is forgotten.
+        replay_share: share of the general text in the mixture; None: 0.2; 0: it is only measured.
         added: tokens to add to the vocabulary.
         sequences: held-out rows of each text to evaluate on; 0: all.
 
@@ -75,11 +77,12 @@ def adapt(
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
     check_sequences(sequences)
-    options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "replay": replay, "resume": resume}
+    options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "resume": resume}
+    options |= {"replay": replay, "replay_share": replay_share}
     if added is not None:
         data = data_with_tokens(model, data=data, added=added, progress=progress, **options)
     planned = _plan(model, data=data, progress=progress, **options)
-    for name, text in _texts(planned).items():
+    for name, text in sources_of(planned.data).items():
         counts, warn = text.manifest.statistics, warning_to(progress)
         unknown = UnknownTokens(text.tokenizer(), counts.tokens, counts.unknown_tokens)
         unknown.report(progress.note, warn, f"{name} text", MORE_TOKENS)
@@ -102,37 +105,57 @@ def adapt(
         return None
 
     # Warn if the model is worse, and store the metrics
-    for name, limit in _MOST_PERPLEXITY.items():
-        if name in after and after[name]["perplexity"] > limit * results["before"][name]["perplexity"]:
+    for number, name in enumerate(after):
+        then, now = results["before"][name]["perplexity"], after[name]["perplexity"]
+        if now > then * (_MOST_FORGOTTEN if number else 1):
             progress.note(
-                f"warning: perplexity on the {name} text rose from {results['before'][name]['perplexity']:,.4g} to "
-                f"{after[name]['perplexity']:,.4g}: this training has made the model worse; try a lower "
-                "optimizer.learning_rate, a larger optimizer.warmup_steps, fewer train.max_steps or more text"
-                + (", or a larger --replay-share" if name == "general" else "")
+                f"warning: perplexity on the {name} text rose from {then:,.4g} to {now:,.4g}: this training has made the model "
+                "worse; try a lower optimizer.learning_rate, a larger optimizer.warmup_steps, fewer train.max_steps or more text"
+                + (", or a larger share of it" if number else "")
             )
     results = {"step": record["step"], **results, "after": after}
     write_recorded(out, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
     return results
 
 
-def data_with_tokens(model: Path, *, data: Path, out: Path, added: AddedTokens, progress: Progress, **options: Any) -> Path:
+def data_with_tokens(model: Path, *, data: DataSets, out: Path, added: AddedTokens, progress: Progress, **options: Any) -> Path:
     """The data set of the same text with added tokens, created after all other options are checked.
 
     Args:
-        options: further options of `adapt`: config, overrides, replay, resume.
+        options: further options of `adapt`: config, overrides, replay, replay_share, resume.
 
     Raises:
         ConfigError, DataError: the options are not compatible, or no token can be added.
     """
     _plan(model, data=data, out=out, progress=progress, **options)
-    return extended_data(data, out, added, progress)
+    locations = [data] if isinstance(data, str | Path) else [*data]
+    if len(locations) > 1:
+        raise ConfigError("--add-tokens extends one data set, but several are given", hint="give one --data")
+    return extended_data(Path(locations[0]), out, added, progress)
 
 
-def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
+def _plan(
+    model: Path,
+    *,
+    data: DataSets,
+    replay: Path | str | None,
+    replay_share: float | None,
+    overrides: Sequence[str],
+    progress: Progress,
+    **options: Any,
+) -> Plan:
     """Plan the run, and check that its gains can be measured: there are held-out rows, and a loss over words."""
-    planned = plan(init_from=model, warn=progress.note, **options)
-    for data in _texts(planned).values():
-        heldout_rows_of(data, planned.config)
+    share = 0.2 if replay_share is None else replay_share
+    if replay is None and replay_share is not None:
+        raise ConfigError(f"the share of replayed text is {share:g}, but there is no text to replay", hint="add --replay DATA")
+    if not 0 <= share < 1:
+        raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint="--replay-share 0.2")
+    if replay is not None:
+        data = [*([data] if isinstance(data, str | Path) else data), replay]
+        overrides = [*overrides, f"data.mixture=[[0, [{round(1 - share, 6)}, {share}]]]"]
+    planned = plan(init_from=model, data=data, overrides=overrides, warn=progress.note, **options)
+    for source in sources_of(planned.data).values():
+        heldout_rows_of(source, planned.config)
     objective = meta_objective(planned.config, vocabulary_of(planned.data))
     if not any(network.predicts_words for network in objective.networks().values()):
         raise ConfigError(
@@ -142,15 +165,10 @@ def _plan(model: Path, *, progress: Progress, **options: Any) -> Plan:
     return planned
 
 
-def _texts(planned: Plan) -> dict[str, TokenData]:
-    """The data sets to evaluate on."""
-    return {"domain": planned.data} | ({} if planned.replayed is None else {"general": planned.replayed})
-
-
 def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: int) -> dict[str, Any]:
     """Metrics of the model at the start of the run: measured now, or stored at `path` when it started."""
     planned, result = run.plan, run.warm_start
-    texts = {name: data.fingerprint for name, data in _texts(planned).items()}
+    texts = {name: data.fingerprint for name, data in sources_of(planned.data).items()}
     if result is None:  # the run is resumed
         stored = _read(path)
         if stored.get("texts") != texts or stored.get("sequences") != sequences:
@@ -177,7 +195,7 @@ def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: i
 def _measure(objective: Objective, planned: Plan, ranks: Ranks, progress: Progress, sequences: int, when: str) -> Metrics:
     """Held-out metrics on each text, in float32."""
     results: Metrics = {}
-    for name, data in _texts(planned).items():
+    for name, data in sources_of(planned.data).items():
         stream = heldout_rows_of(data, planned.config)
         progress.start(f"measuring {when}, {name} text", min(sequences or stream.num_rows, stream.num_rows), "rows")
         metrics = evaluate(objective, stream, ranks, sequences=sequences, progress=progress)

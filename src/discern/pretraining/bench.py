@@ -27,7 +27,7 @@ from torch.utils._pytree import tree_iter
 
 from discern import kernels
 from discern.config.layers import usual_vocabulary
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import NumericsError
 from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Phase, Vocabulary
@@ -261,8 +261,6 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
         "tokens_per_second": speed,
         "tokens_per_second_forward": forward.tokens_per_second,
         "step_milliseconds": statistics.median(milliseconds),
-        "step_milliseconds_min": min(milliseconds),
-        "step_milliseconds_max": max(milliseconds),
         "steps": len(milliseconds),
         "peak_memory_bytes": training[-1].peak_bytes,
         "peak_memory_bytes_forward": forward.peak_bytes,
@@ -340,10 +338,10 @@ def synthetic_context(
         fill: fraction of real tokens in the rows.
         count: number of rows after which they repeat.
     """
-    rows = SyntheticRows(vocab_size, config.data.sequence_length, fill, count, config.train.seed)
+    two_parts, length = config.data.packing == "two-part", config.data.sequence_length
     return TrainContext(
         objective=objective,
-        source=SyntheticParts(rows) if config.data.packing == "two-part" else rows,
+        source=SyntheticRows(vocab_size, length, fill, count, config.train.seed, two_parts=two_parts),
         heldout=None,
         optimizer=config.optimizer,
         train=config.train,

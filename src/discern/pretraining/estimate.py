@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from discern.config.schema import to_toml
+from discern.data.batching.mixture import MixedData
 from discern.model_files.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.pretraining.bench import meta_steps, slot_memory
-from discern.pretraining.run import Plan, check_shares, epochs_of, meta_objective, notes_on_rows, precision_of, training_stream
+from discern.pretraining.run import Plan, check_shares, meta_objective, precision_of, training_stream
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.distributed import Ranks, choose_device
@@ -63,10 +64,14 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
     share = {"sequences_per_step": rows, "micro_batch_size": None if at_once is None else min(at_once, rows)}
     own = config.model_copy(update={"train": config.train.model_copy(update=share)})
     flops = whole.after(steps) - whole.after(begin)
-    epochs = epochs_of(training_stream(data, config), sizes.examples_before(steps))
+    epochs = training_stream(data, config).epochs(sizes.examples_before(steps))
+    mixture = []
+    if isinstance(data, MixedData):
+        columns = zip(data.weights.items(), data.tokens, epochs, strict=True)
+        mixture = [{"source": name, "tokens": n, "weight": weight, "epochs": read} for (name, weight), n, read in columns]
     warnings = list(filter(None, [average_warning(config.train, steps)]))
-    if epochs > 100:
-        warnings.append(f"the data set would be read {epochs:,.0f} times; use more text or fewer steps")
+    if max(epochs) > 100:
+        warnings.append(f"a data set would be read {max(epochs):,.0f} times; use more text or fewer steps")
     values = {
         "steps": steps - begin,
         "first_step": begin,
@@ -81,10 +86,11 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
         "memory_bytes": meta_steps(own, objective, precision, vocabulary.size).peak_memory_bytes,
         "slot_memory_bytes": slot_memory(config, objective),
         "estimated_seconds": flops.executed / speed,
-        "epochs": epochs,
+        "epochs": max(epochs),
+        "mixture": mixture,
         "precision": precision,
         "device": str(chosen),
-        "warnings": [*warnings, *notes_on_rows(data, config)],
+        "warnings": warnings,
     }
     return Estimate(values, _text(config, values, processes))
 
@@ -111,6 +117,10 @@ def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str
         f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
         f"# steps         {steps_text}",
         f"# epochs        {values['epochs']:,.2f}",
+        *(
+            f"# mixture       {one['source']}: {one['tokens']:,} tokens, weight {one['weight']:.4g}, epochs {one['epochs']:.2f}"
+            for one in values["mixture"]
+        ),
         *(f"# warning       {warning}" for warning in values["warnings"]),
         "# nothing was trained or written: this was a dry run",
     ]

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from discern.data.batching.rows import RowStream
-from discern.data.dataset.shards import TokenData, located
+from discern.data.batching.mixture import HeldoutMixture, sources_of
+from discern.data.batching.stream import RowStream
+from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
 from discern.model_files.folder import open_model
 from discern.model_files.run import EVALUATION_FILE, is_run, read_record
@@ -39,8 +40,8 @@ def evaluate(
 
     Args:
         model: a run, or the folder that `discern export RUN --out DIR --all-networks` wrote.
-        data: data set; None: the one that the run was trained on (an export does not record it).
-        sequences: number of held-out rows; 0: all.
+        data: data set; None: the one that the run was trained on, or its mixture (an export does not record it).
+        sequences: number of held-out rows, of each data set of a mixture; 0: all.
         batch_size: rows per forward pass; the metrics don't depend on it.
         precision: 'float32' or 'bfloat16'.
 
@@ -58,24 +59,25 @@ def evaluate(
     assert config is not None  # the objective was built from it
 
     # Open the held-out rows
-    folder = data or trained.data
-    if folder is None:
+    opened = trained.open_data() if data is None else TokenData.open(data)
+    if opened is None:
         raise ConfigError(
             f"no data set is given, and {model} is an export, which does not record what it was trained on",
             hint=f"add --data DATA; made by: discern prepare TEXT --out DATA --tokenizer {trained.tokenizer_path} --heldout 0.5",
         )
-    opened = TokenData.open(folder)
     if opened.tokenizer_fingerprint not in trained.tokenizer_fingerprints:
-        raise another_tokenizer(folder, opened.tokenizer_fingerprint, trained)
+        raise another_tokenizer(opened.location, opened.tokenizer_fingerprint, trained)
     stream = heldout_rows_of(opened, config)
 
     # Evaluate
-    is_own = is_run(model) and trained.data is not None and opened.location == located(trained.data)
-    if is_own and (change := change_since(opened, model, read_record(model))) is not None:
+    record = read_record(model) if is_run(model) else {"data": None}
+    is_own = [source.location for source in sources_of(opened).values()] == record["data"]
+    if is_own and (change := change_since(opened, model, record)) is not None:
         warn(f"{change}, and are not stored for the report")
         is_own = False
     ranks = Ranks(0, 1, choose_device(device))
-    rows = min(sequences or stream.num_rows, stream.num_rows)
+    streams = stream.sources.values() if isinstance(stream, HeldoutMixture) else [stream]
+    rows = sum(min(sequences or each.num_rows, each.num_rows) for each in streams)
     breakdown = Breakdown(opened.token_counts())
     progress.start("evaluating", rows, "rows")
     try:

@@ -55,9 +55,9 @@ def had_results(out: Path) -> bool:
 def _check_data_set(run: Path, record: Mapping[str, Any], data: TokenData, hint: str) -> None:
     """Check that a data set is the one that a run was trained on."""
     if record["data_fingerprint"] != data.fingerprint:
-        changed = f"an earlier version of {data.location}, which has changed since"
-        another = f"{record['data']}, but {data.location} is a different data set"
-        raise DataError(f"{run} was trained on {changed if record['data'] == data.location else another}", hint=hint)
+        before, now = ", ".join(record["data"]), data.location
+        changed, another = f"an earlier version of {now}, which has changed since", f"{before}, but this command reads {now}"
+        raise DataError(f"{run} was trained on {changed if before == now else another}", hint=hint)
 
 
 def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began: Mapping[str, Any]) -> None:
@@ -81,12 +81,6 @@ def refuse_another_run(out: Path, data: TokenData, config: PretrainConfig, began
         wanted = "names no model" if now is None else f"starts from {now['description']}, which has different weights"
         more = f"add --init-from {before['model']}, or " if before and now is None else ""
         raise CheckpointError(f"{out} began {then}, but this command {wanted}", hint=more + NEW_RUN)
-
-    # The text that is mixed in
-    replays = [entries.get("replay") or {} for entries in (record, began)]
-    if any(replays[0].get(key) != replays[1].get(key) for key in ("data_fingerprint", "share")):
-        texts = [f"--replay-share {entry['share']:g} of {entry['data']}" if entry else "no --replay" for entry in replays]
-        raise ConfigError(f"{out} was trained with {texts[0]}, but this command has {texts[1]}", hint=NEW_RUN)
 
     # The settings
     lines = _changes(flatten(read_written_config(out / CONFIG_FILE)), flatten(config), MAY_CHANGE)
@@ -145,17 +139,13 @@ def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> Deca
     """Load the checkpoint that `--decay-from` names.
 
     Raises:
-        ConfigError: the learning rate of the run is not at its peak there, or the run mixes in other text.
+        ConfigError: the learning rate of the run is not at its peak there.
         DataError: the folder is not a run, or was trained on another data set.
         CheckpointError: it has no intact checkpoint.
     """
     run, step = run_of(path)
     record, config = read_record(run), read_written_config(run / CONFIG_FILE)
-    if "replay" in record:
-        raise ConfigError(
-            f"{run} mixes in other text (--replay), which --decay-from cannot", hint="give a run that `discern pretrain` made"
-        )
-    _check_data_set(run, record, data, f"give the data set of the run, as it was then: --data {record['data']}")
+    _check_data_set(run, record, data, f"give the text of the run, as it was then: --data {' --data '.join(record['data'])}")
     contents = checkpoint.load_newest(run / CHECKPOINTS, warn) if step is None else checkpoint.load(path)
     if contents is None:
         raise CheckpointError(

@@ -10,20 +10,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from discern import __version__
 from discern.config.resolve import InvalidConfigError, Problem, Resolved
 from discern.config.schema import flatten, to_toml
-from discern.data.batching.mixture import MixedStream, replay_fraction
-from discern.data.batching.rows import RowStream, SuccessiveRows, heldout_rows, scheduled_rows
-from discern.data.batching.stream import ExampleStream
-from discern.data.batching.two_part import TwoPartStream
+from discern.data.batching.mixture import HeldoutMixture, MixedData, MixedStream, open_data, sources_of, weighted
+from discern.data.batching.rows import heldout_rows, scheduled_rows
+from discern.data.batching.stream import RowStream
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.dataset.shards import TokenData
-from discern.data.tokenizer.training import pieces_of_added
 from discern.diagnosis.health import (
     HealthMonitor,
     diagnosable_from,
@@ -67,7 +65,7 @@ from discern.pretraining.resume import (
     run_of,
     write_start,
 )
-from discern.pretraining.warm_start import WarmStartResult, added_pieces, another_tokenizer, fill, start_config, start_generator
+from discern.pretraining.warm_start import WarmStartResult, added_pieces, fill, start_config, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
@@ -86,13 +84,16 @@ from discern.training.pretrain_config import PretrainConfig, load_pretrain_confi
 from discern.training.rank_environment import lock_patience
 from discern.training.replica import average_warning
 from discern.training.schedule import step_sizes
-from discern.training.state import BatchSource, State, TrainContext
+from discern.training.state import State, TrainContext
+
+DataSets: TypeAlias = Path | str | Sequence[Path | str] | Mapping[Path | str, float] | Mapping[str, float]
+"""The data set of a run, or the sources of its mixture, possibly with weights: folders, or addresses of data sets elsewhere."""
 
 
 def pretrain(
     config: Path | None = None,
     *,
-    data: Path,
+    data: DataSets,
     out: Path,
     preset: str | None = None,
     overrides: Sequence[str] = (),
@@ -107,6 +108,7 @@ def pretrain(
 
     Args:
         config: TOML file of settings, or the folder of a run.
+        data: data set, or several to mix by the weights of `data.mixture`, or by their sizes.
         overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
         decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
@@ -139,29 +141,14 @@ def pretrain(
 
 
 @dataclass(frozen=True)
-class Replay:
-    """General text that is mixed in to prevent forgetting.
-
-    Attributes:
-        data: data set with the same tokenizer, or with the one that was extended.
-        share: fraction of the examples, in [0, 1).
-    """
-
-    data: Path
-    share: float
-
-
-@dataclass(frozen=True)
 class Plan:
     """A pre-training run before anything is written.
 
     Attributes:
         out: folder of the run.
         settings: configuration of the run, with the origin of every value.
-        data: data set to train on.
+        data: data set to train on, or a `MixedData`.
         start: model whose weights the run starts from; None: it starts from random weights.
-        replay: text to mix in.
-        replayed: data set of that text.
         decay: checkpoint of a run that this one continues; None also if it has checkpoints of its own already.
     """
 
@@ -170,8 +157,6 @@ class Plan:
     settings: Resolved[PretrainConfig]
     data: TokenData
     start: ModelFolder | None = None
-    replay: Replay | None = None
-    replayed: TokenData | None = None
     decay: DecayStart | None = None
 
     @property
@@ -197,26 +182,23 @@ class Plan:
         return {} if self.decay is None else self.decay.record
 
     def start_record(self) -> dict[str, Any]:
-        """Entries of run.json about the model or run that the run starts from and the text that is mixed in."""
+        """Entries of run.json about the model or run that the run starts from."""
         entries: dict[str, Any] = {} if self.decay is None else self.decay.entry()
         if (start := self.start) is not None:
             model, weights = str(start.folder.resolve()), start.weights_fingerprint
             entries["start"] = {"model": model, "description": start.description, "weights": weights}
-        if (text := self.replayed) is not None and self.replay is not None:
-            entries["replay"] = {"data": text.location, "data_fingerprint": text.fingerprint, "share": self.replay.share}
         return entries
 
 
 def plan(
     *,
-    data: Path,
+    data: DataSets,
     out: Path,
     config: Path | None = None,
     preset: str | None = None,
     overrides: Sequence[str] = (),
     resume: Resume = "auto",
     init_from: Path | None = None,
-    replay: Replay | None = None,
     decay_from: Path | None = None,
     warn: Callable[[str], None],
 ) -> Plan:
@@ -226,7 +208,6 @@ def plan(
         config: TOML file of settings, or the folder of a run.
         overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
-        replay: text to mix in; only with `init_from`.
         decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
         warn: called for each damaged checkpoint that was skipped.
 
@@ -234,10 +215,15 @@ def plan(
         ConfigError, DataError, CheckpointError: the options are not compatible, or a file is missing or damaged.
     """
     source, step = (None, None) if decay_from is None else run_of(decay_from)
-    OutputFolder(out).check(data, init_from, source, replay.data if replay else None)
-    opened, resumes = TokenData.open(data), has_progress(out, resume)
+    locations = [data] if isinstance(data, str | Path) else [*data]
+    if isinstance(data, Mapping):
+        overrides = [f"data.mixture=[[0, {[*data.values()]}]]", *overrides]
+    OutputFolder(out).check(*map(Path, locations), init_from, source)
+    opened = open_data(locations)
 
     # A decay continues another run; once it has a checkpoint of its own, it is resumed as any run
+    decay = start = None
+    earlier = read_written_config(out / CONFIG_FILE) if has_progress(out, resume) else None
     if decay_from is not None and source is not None:
         for name, value in {"a configuration file": config, "--preset": preset, "--init-from": init_from}.items():
             if value is not None:
@@ -245,71 +231,44 @@ def plan(
                     f"--decay-from takes settings and weights from {decay_from}, so {name} is not allowed",
                     hint=f"leave out {name}",
                 )
-        if not resumes:
+        if earlier is None:
             decay = open_start(decay_from, opened, warn)
             settings = decay_settings(decay.config, decay.run, decay.step, overrides)
-            return Plan(out, resume, settings, opened, decay=decay)
-        began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
-        if began is None or Path(began["run"]) != source.resolve() or step not in (None, began["step"]):
-            what = "is not a decay of another run" if began is None else f"continues {began['run']} from step {began['step']:,}"
-            raise ConfigError(f"{out} holds a run that {what}, not the one given to --decay-from", hint=NEW_RUN)
-        settings = decay_settings(read_written_config(out / CONFIG_FILE), out, began["step"], overrides)
-        return Plan(out, resume, settings, opened)
+        else:
+            began: dict[str, Any] | None = read_record(out).get(RECORD_KEY)
+            if began is None or Path(began["run"]) != source.resolve() or step not in (None, began["step"]):
+                what = (
+                    "is not a decay of another run" if began is None else f"continues {began['run']} from step {began['step']:,}"
+                )
+                raise ConfigError(f"{out} holds a run that {what}, not the one given to --decay-from", hint=NEW_RUN)
+            settings = decay_settings(earlier, out, began["step"], overrides)
 
-    # A run with random weights
-    earlier = read_written_config(out / CONFIG_FILE) if resumes else None
-    if init_from is None:
-        return Plan(out, resume, load_pretrain_config(config, preset, overrides, earlier=earlier), opened)
-
-    # A run that starts from a model
-    start = open_model(init_from, warn=warn)
-    added_pieces(start, opened)
-    settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
-    replayed = None if replay is None else _open_replay(replay, settings.config, opened)
-    return Plan(out, resume, settings, opened, start, replay, replayed)
-
-
-def _open_replay(replay: Replay, config: PretrainConfig, data: TokenData) -> TokenData:
-    """The data set to mix in.
-
-    Raises:
-        ConfigError: the share is invalid, or the rows of this objective cannot be mixed.
-        DataError: it has another tokenizer.
-    """
-    replay_fraction(replay.share)
-    if config.data.packing == "two-part":
-        raise ConfigError(
-            f"--replay mixes whole rows, and objective '{config.objective.name}' builds each row from two parts of one text",
-            hint="leave out --replay, or prepare one data set from both texts: discern prepare DOMAIN GENERAL --out DATA",
-        )
-    if config.data.length_schedule:
-        raise ConfigError(
-            "--replay mixes rows of one length, but data.length_schedule changes it during the run",
-            hint="leave out --replay, or --set data.length_schedule=[]",
-        )
-    replayed = TokenData.open(replay.data)
-    same = replayed.tokenizer_fingerprint == data.tokenizer_fingerprint
-    if not same and pieces_of_added(replayed.tokenizer(), data.tokenizer()) is None:
-        raise another_tokenizer(replayed.folder, replayed.tokenizer_fingerprint, data)
-    return replayed
+    # Any other run starts from random weights, or from a model
+    elif init_from is None:
+        settings = load_pretrain_config(config, preset, overrides, earlier=earlier)
+    else:
+        start = open_model(init_from, warn=warn)
+        added_pieces(start, opened)
+        settings = start_config(start, vocabulary_of(opened), preset, config, overrides, earlier)
+    resolved = settings.config
+    opened = weighted(opened, resolved.data, in_slots=resolved.objective.reads_in_order)
+    return Plan(out, resume, settings, opened, start, decay)
 
 
-def training_stream(data: TokenData, config: PretrainConfig) -> RowStream:
+def training_stream(data: TokenData, config: PretrainConfig) -> MixedStream:
     """Rows to train on: shuffled, or in order within each slot of the batch if the objective has a memory."""
-    lengths = step_sizes(config.train, config.data).segments
-    split, in_slots = data.split("train"), config.objective.reads_in_order
-    return scheduled_rows(split, data.special_tokens, config.data, config.train.seed, lengths, in_slots=in_slots)
+    segments, splits = step_sizes(config.train, config.data).segments, [each.split("train") for each in sources_of(data).values()]
+    in_slots, seed = config.objective.reads_in_order, config.train.seed
+    return scheduled_rows(splits, data.special_tokens, config.data, seed, segments, in_slots=in_slots)
 
 
 def heldout_stream(data: TokenData, config: PretrainConfig) -> RowStream | None:
-    """Held-out rows in their own order; None if the data set has no held-out split."""
-    split = data.split("heldout")
-    return None if split.num_tokens == 0 else heldout_rows(split, data.special_tokens, config.data)
-
-
-def epochs_of(rows: RowStream, examples: int) -> float:
-    """Number of times that the first `examples` rows read the text."""
-    return rows.epochs(examples) if isinstance(rows, SuccessiveRows) else examples / rows.num_rows
+    """Held-out rows in their own order; None if no data set has a held-out split."""
+    splits = {name: source.split("heldout") for name, source in sources_of(data).items()}
+    rows = {name: heldout_rows(split, data.special_tokens, config.data) for name, split in splits.items() if split.num_tokens}
+    if isinstance(data, MixedData) and rows:
+        return HeldoutMixture(rows, data.weights)
+    return next(iter(rows.values()), None)
 
 
 # Check: everything that can be known before the folder is changed.
@@ -324,10 +283,8 @@ def check(plan: Plan, ranks: Ranks) -> None:
     config, data, train, began = plan.config, plan.data, plan.config.train, plan.start_record()
     same_on_all_ranks = {
         "data set": data.fingerprint,
-        "tokenizer": data.tokenizer_fingerprint,
         "version": __version__,
         "model to start from": began.get("start", {}).get("weights", "none"),
-        "replayed data set": began.get("replay", {}).get("data_fingerprint", "none"),
     }
     checks: tuple[Callable[[], object], ...] = (
         lambda: check_trackers(train.tracker, tensorboard=train.tensorboard),
@@ -508,7 +465,7 @@ def fill_folder(out: Path, config: PretrainConfig, record: dict[str, Any], data:
 
 
 def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[str, Any]) -> list[str]:
-    """Settings without effect, notes about the rows, what the run starts from, and how it is computed.
+    """Settings without effect, what the run starts from, and how it is computed.
 
     Args:
         before: the arithmetic that the run was computed with so far.
@@ -519,7 +476,6 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
     notes = [f"{drop.key} = {drop.value} of the {drop.origin} does not apply: {drop.reason}" for drop in plan.settings.dropped]
 
     notes += plan.settings.without_effect
-    notes += notes_on_rows(plan.data, config)
 
     # What the run starts from
     if plan.has_progress:
@@ -560,23 +516,6 @@ def _notes(run: Run, ranks: Ranks, before: Mapping[str, Any], computed: Mapping[
     return notes
 
 
-def notes_on_rows(data: TokenData, config: PretrainConfig) -> list[str]:
-    """Notes about the rows, for the user to read before training."""
-    rows = training_stream(data, config)
-    if isinstance(rows, SuccessiveRows):
-        rows = rows.streams[0]  # of the shortest rows, in which sentences end least often
-    if not isinstance(rows, TwoPartStream) or not config.objective.predicts_next_sentence:
-        return []
-    share = rows.follows_share()
-    if share > 0.4:  # half is intended; with fewer, the next-sentence task is hardly learned
-        return []
-    return [
-        f"next-sentence prediction: segment B follows segment A in about {share:.0%} of the rows instead of half. A must end "
-        f"with a sentence, and in most rows no sentence ends early enough, so the answer 'no' is nearly always right. Prepare "
-        f"the text with one sentence per line, or set a longer data.sequence_length, or objective.next_sentence_weight=0"
-    ]
-
-
 def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) -> dict[str, Any]:
     """Train the rest of a run. Return the last record of its metrics."""
     plan, objective, state = run.plan, run.objective, run.state
@@ -604,14 +543,6 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
     for finding in unusual_findings(diagnose_duplicates(statistics.documents, statistics.duplicates)):
         display.note(warning_of(finding))
 
-    # Read the rows of the data set, mixed with those of the replayed text
-    source: BatchSource = training_stream(plan.data, config)
-    if plan.replayed is not None and plan.replay is not None:
-        replayed = training_stream(plan.replayed, config)
-        assert isinstance(source, ExampleStream)  # `plan` refuses to mix the rows of other objectives
-        assert isinstance(replayed, ExampleStream)
-        source = MixedStream(source, replayed, plan.replay.share)
-
     # Train
     metrics_log = None
     if ranks.writes:
@@ -621,7 +552,7 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
     expected, sizes = expectations(objective, train_config.max_steps, flatten(config)), step_sizes(train_config, config.data)
     context = TrainContext(
         objective=objective,
-        source=source,
+        source=training_stream(plan.data, config),
         heldout=heldout_stream(plan.data, config),
         optimizer=config.optimizer,
         train=train_config,

@@ -23,7 +23,7 @@ from discern.config.layers import Origin, Setting, Settings, collect, parse_over
 from discern.config.resolve import InvalidConfigError, Problem, Resolved, quoted
 from discern.config.schema import flatten
 from discern.data.curation.filters import Rules
-from discern.data.dataset.manifest import ADDED_NAME, TOKENIZER_NAME
+from discern.data.dataset.manifest import ADDED_NAME
 from discern.data.dataset.shards import TokenData
 from discern.data.executors import available_cores
 from discern.data.job import PrepareOptions
@@ -88,20 +88,16 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
     return pieces
 
 
-def another_tokenizer(data: object, fingerprint: str, model: ModelFolder | TokenData) -> DataError:
-    """The error if a data set was made with another tokenizer than a model or another data set.
+def another_tokenizer(data: object, fingerprint: str, model: ModelFolder) -> DataError:
+    """The error if a data set was made with another tokenizer than a model.
 
     Args:
         fingerprint: fingerprint of the tokenizer of the data set.
     """
-    if isinstance(model, TokenData):
-        expected, tokenizer = model.tokenizer_fingerprint, model.folder / TOKENIZER_NAME
-    else:
-        expected, tokenizer = model.tokenizer_fingerprints[0], model.tokenizer_path
     return DataError(
-        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} ({expected[:12]}): the "
-        "same ids stand for other tokens",
-        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {tokenizer}",
+        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} "
+        f"({model.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
+        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model.tokenizer_path}",
     )
 
 
@@ -461,7 +457,7 @@ def _of_model(start: ModelFolder) -> Settings:
         step = start.config.train.max_steps if start.step is None else start.step
         values |= {f"objective.{name}": value for name, value in start.config.objective.continued_at(step).items()}
         size = step_sizes(start.config.train, start.config.data).at(max(step - 1, 0))
-        values |= {"train.batch_schedule": (), "data.length_schedule": ()}
+        values |= {"train.batch_schedule": (), "data.length_schedule": (), "data.mixture": ()}
         values |= {"train.sequences_per_step": size.rows, "data.sequence_length": size.length}
         # With the previous seed, the same rows would come in the same order with the same masks.
         values["train.seed"] = start.config.train.seed + 1

@@ -110,7 +110,7 @@ class TrainConfig(Section):
         "the average.",
     )
     evaluate_every_steps: int = Field(5000, ge=0, description="Steps between evaluations on held-out text; 0: only at the end.")
-    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows in each periodic evaluation; 0: all.")
+    evaluate_sequences: int = Field(2000, ge=0, description="Held-out rows of each data set in a periodic evaluation; 0: all.")
     log_every_steps: int = Field(50, ge=1, description="Steps between records in metrics.jsonl.")
     precision: Literal["auto", "float32", "bfloat16"] = Field(
         "auto",

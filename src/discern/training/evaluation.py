@@ -3,40 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import torch
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.data.batching.stream import Integers
+from discern.data.batching.mixture import HeldoutMixture
+from discern.data.batching.stream import RowStream
 from discern.models.unpadding import span_obstacle
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.distributed import Ranks
+from discern.training.metrics_log import BY_SOURCE, add_held_out
 from discern.training.precision import autocast
-from discern.types import CorruptedBatch, StepOutput, TokenBatch, with_spans
+from discern.types import CorruptedBatch, StepOutput, with_spans
 
 # The same corruption for every run and every step, so that metrics differ only because the networks do.
 EVALUATION_SEED = key_of("evaluation")
 
 
-@runtime_checkable
-class HeldoutRows(Protocol):
-    """Rows to evaluate on, by their numbers."""
-
-    @property
-    def num_rows(self) -> int:
-        """Number of rows in the split."""
-
-    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The rows with these numbers."""
-
-
 @torch.no_grad()
 def evaluate(
     objective: Objective,
-    stream: HeldoutRows,
+    stream: RowStream,
     ranks: Ranks,
     *,
     sequences: int = 0,
@@ -44,17 +34,24 @@ def evaluate(
     precision: str = "float32",
     progress: Progress | None = None,
     observer: Callable[[StepOutput, CorruptedBatch], None] | None = None,
-) -> dict[str, float]:
+) -> dict[str, Any]:
     """The objective's metrics over held-out rows, dropout off.
 
-    The rows are divided among the ranks; the metrics are those of all ranks, and do not depend on the batch size.
+    The rows are divided among the ranks; the metrics are those of all ranks, and do not depend on the batch size. Those of a
+    mixture are means of the metrics of its sources by their weights; those of each source are under `heldout_by_source`.
 
     Args:
         stream: held-out rows in their own order.
-        sequences: number of rows, evenly spread over the split; 0: all.
+        sequences: number of rows, evenly spread over the split, or over that of each source; 0: all.
         observer: called with the output and the rows of each batch of this rank.
     """
-    count = min(sequences, stream.num_rows) if sequences else stream.num_rows
+    if isinstance(stream, HeldoutMixture):
+        options: dict[str, Any] = {"sequences": sequences, "batch_size": batch_size, "precision": precision}
+        options |= {"progress": progress, "observer": observer}
+        by_source = {name: evaluate(objective, rows, ranks, **options) for name, rows in stream.sources.items()}
+        named = {name: add_held_out({}, each) for name, each in by_source.items()}
+        return {**stream.mean([*by_source.values()]), BY_SOURCE: named}
+    count = min(sequences or stream.num_rows, stream.num_rows)
     chosen = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))[ranks.rank :: ranks.world_size]
     evaluator = objective.evaluator()
     was_training = objective.training

@@ -31,7 +31,7 @@ from discern.training.compilation import eager_evaluation
 from discern.training.distributed import lacks_memory, out_of_memory, peak_memory
 from discern.training.interrupt import agree_to_stop
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
-from discern.training.metrics_log import add_held_out
+from discern.training.metrics_log import BY_SOURCE, add_held_out
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text
 from discern.training.precision import autocast, emulation_warning
 from discern.training.prefetch import Feed, LocalBatch
@@ -431,5 +431,5 @@ def _stop_at_nonfinite(
     )
 
 
-def _summary(metrics: Mapping[str, float]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+def _summary(metrics: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != BY_SOURCE)

@@ -23,6 +23,8 @@ from discern.wording import counted
 METRICS_FILE = "metrics.jsonl"
 EXAMPLES_FILE = "examples.jsonl"
 HELD_OUT = "heldout_"
+BY_SOURCE = "heldout_by_source"
+"""Key of a record, and of the metrics of an evaluation, for the held-out metrics of each source of a mixture."""
 _OF_TRAINING = set(
     "step tokens seconds tokens_per_second data_share host_share device_share learning_rate grad_norm flops peak_memory_bytes "
     "generator_entropy".split()
@@ -65,7 +67,7 @@ class MetricsLog:
         Raises:
             CheckpointError: the file could not be written.
         """
-        clean = {key: None if isinstance(value, float) and not math.isfinite(value) else value for key, value in record.items()}
+        clean = _finite(record)
         try:
             self._stream.write(json.dumps(clean) + "\n")
             self._stream.flush()
@@ -137,7 +139,14 @@ def metrics_record(line: bytes) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
-def add_held_out(record: Mapping[str, Any], metrics: Mapping[str, float]) -> dict[str, Any]:
+def _finite(value: Any) -> Any:
+    """A value for JSON: None in place of numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def add_held_out(record: Mapping[str, Any], metrics: Mapping[str, Any]) -> dict[str, Any]:
     """A record with the metrics of an evaluation beside those of training.
 
     Both have losses, so held-out losses are named `heldout_...`, whether or not this step also has training losses.

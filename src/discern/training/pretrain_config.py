@@ -150,6 +150,7 @@ _POINTS = (
     "optimizer.decay_steps",
     "train.batch_schedule",
     "data.length_schedule",
+    "data.mixture",
     "objective.mask_probability_steps",
     "objective.temperature_steps",
     "objective.freeze_generator_at",

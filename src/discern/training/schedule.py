@@ -6,8 +6,9 @@ import math
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from discern.config.schedule import ScheduleSegment, SizeSchedule, to_step, to_steps
+from discern.config.schedule import MixtureSchedule, ScheduleSegment, SizeSchedule, to_step, to_steps
 from discern.data.config import DataConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 
@@ -104,18 +105,21 @@ def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
     """
     batch: SizeSchedule = to_steps(train.batch_schedule, train.max_steps)
     lengths: SizeSchedule = to_steps(data.length_schedule, train.max_steps)
+    mixture: MixtureSchedule = to_steps(data.mixture, train.max_steps) or ((0, ()),)
     batch = batch or ((0, train.sequences_per_step * data.sequence_length),)
     lengths = lengths or ((0, data.sequence_length),)
     sizes = StepSizes(())
-    for first in sorted({first for first, _ in (*batch, *lengths)}):
-        tokens, length = (next(value for begin, value in reversed(one) if begin <= first) for one in (batch, lengths))
+    schedules: tuple[Any, ...] = batch, lengths, mixture
+    for first in sorted({first for schedule in schedules for first, _ in schedule}):
+        tokens, length, weights = (next(value for begin, value in reversed(one) if begin <= first) for one in schedules)
         rows = tokens // length
         if rows < 1:
             raise ValueError(
                 f"from step {first:,} on, an update of {tokens:,} tokens cannot hold a row of {length:,}; set larger numbers of "
                 "tokens in train.batch_schedule, or shorter rows in data.length_schedule"
             )
-        if not sizes.segments or (rows, length) != (sizes.segments[-1].rows, sizes.segments[-1].length):
-            before = (sizes.examples_before(first), sizes.positions_before(first)) if first else ()
-            sizes = StepSizes((*sizes.segments, ScheduleSegment(first, rows, length, *before)))
+        last = sizes.segments[-1] if sizes.segments else None
+        if last is None or (rows, length, weights) != (last.rows, last.length, last.weights):
+            before = (sizes.examples_before(first), sizes.positions_before(first)) if first else (0, 0)
+            sizes = StepSizes((*sizes.segments, ScheduleSegment(first, rows, length, *before, weights)))
     return sizes

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from torch import Tensor
 
-from discern.data.batching.stream import Integers
+from discern.data.batching.stream import Integers, RowStream
 from discern.diagnosis.health import HealthMonitor
 from discern.objectives.base import Objective
 from discern.progress import Progress
@@ -17,7 +17,6 @@ from discern.training import checkpoint
 from discern.training.checkpoint import Contents, model_tensors
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
-from discern.training.evaluation import HeldoutRows
 from discern.training.flops import RunFlops
 from discern.training.interrupt import StopRequest
 from discern.training.metrics import TimeBudget
@@ -72,7 +71,7 @@ class TrainContext:
 
     objective: Objective
     source: BatchSource
-    heldout: HeldoutRows | None
+    heldout: RowStream | None
     optimizer: OptimizerConfig
     train: TrainConfig
     ranks: Ranks

@@ -1,86 +1,110 @@
-"""A share of replayed rows: which, how many, and that any place is reached by itself."""
+"""Mixtures: which source a row comes from, how many, and that any place is reached by itself."""
 
-from fractions import Fraction
+from itertools import count
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from discern.data.batching.mixture import MixedStream, replay_fraction
-from discern.data.batching.rows import build_packing
-from discern.data.batching.stream import ExampleStream
+from discern.config.schedule import ScheduleSegment
+from discern.data.batching.mixture import HeldoutMixture, MixedStream, parse_sources, source_names
+from discern.data.batching.rows import scheduled_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
-from tests.support import SPECIAL, MemorySplit, random_documents
+from discern.types import TokenBatch
+from tests.support import SPECIAL, MemorySplit
 
 
-def stream(seed: int, vocabulary: int) -> ExampleStream:
-    split = MemorySplit(random_documents(12, vocabulary, seed))
-    return ExampleStream(build_packing(split, SPECIAL, DataConfig(sequence_length=16), 0, training=True), 0)
+def split_of(source: int, length: int) -> MemorySplit:
+    """Documents of one length, so that rows of packing 'segments' are full or nearly empty; their ids tell the source."""
+    ids = count(10_000 * (source + 1))
+    return MemorySplit([[[next(ids) for _ in range(length)]] for _ in range(60)])
 
 
-MAIN, OTHER = stream(1, 500), stream(2, 500)
+SPLITS = [split_of(source, length) for source, length in enumerate((29, 5, 12))]
+PACKED = DataConfig(sequence_length=32, packing="packed")
 
 
-def sources(share: float, count: int) -> np.ndarray:
-    """Which rows of a mixture are replayed, told by comparing them with both texts."""
-    mixed = MixedStream(MAIN, OTHER, share).batch(np.arange(count), np.arange(count)).input_ids
-    own = [MAIN.batch(np.arange(count), np.arange(count)).input_ids, OTHER.batch(np.arange(count), np.arange(count)).input_ids]
-    found, places = [], [0, 0]
-    for row in mixed:
-        is_replayed = not torch.equal(row, own[0][places[0]])
-        assert torch.equal(row, own[is_replayed][places[is_replayed]]), "rows of each text come in its own order, none left out"
-        places[is_replayed] += 1
-        found.append(is_replayed)
-    return np.array(found)
+def mixed(config: DataConfig, *segments: ScheduleSegment) -> MixedStream:
+    splits = SPLITS[: len(segments[0].weights) or 3]
+    return scheduled_rows(splits, SPECIAL, config, 0, segments, in_slots=False)
 
 
-@pytest.mark.parametrize(("share", "per", "of"), [(0.2, 1, 5), (0.5, 1, 2), (1 / 3, 1, 3), (0.75, 3, 4), (0.15, 3, 20)])
-def test_the_share_is_exact_over_every_window(share: float, per: int, of: int) -> None:
-    replayed = sources(share, 3 * of)
-    windows = [replayed[start : start + of].sum() for start in range(2 * of)]
-    assert set(windows) == {per}, "whole windows have exactly their share, wherever they begin"
-    assert [int(replayed[:n].sum()) for n in range(3 * of)] == [n * per // of for n in range(3 * of)]
+def read(rows: MixedStream, start: int, stop: int) -> tuple[TokenBatch, np.ndarray]:
+    """A batch, and the source of each of its rows."""
+    batch = rows.batch(np.arange(start, stop), np.arange(stop - start))
+    return batch, batch.input_ids.amax(1).numpy() // 10_000 - 1
 
 
-def test_no_share_is_the_text_itself() -> None:
-    indices = np.arange(40)
-    mixed, plain = MixedStream(MAIN, OTHER, 0.0).batch(indices, indices), MAIN.batch(indices, indices)
-    assert torch.equal(mixed.input_ids, plain.input_ids)
-    assert torch.equal(mixed.example_index, plain.example_index)
+@pytest.mark.parametrize("weights", [(0.7, 0.3, 0), (1, 1, 2), (0.8, 0.15, 0.05), (0.001, 0.999, 0), ()])
+@pytest.mark.parametrize("packing", ["packed", "segments"])
+def test_each_source_has_its_share_of_the_tokens_everywhere(weights: tuple[float, ...], packing: str) -> None:
+    config = DataConfig(sequence_length=32, packing=packing, short_sequence_probability=0, mixture_temperature=2)
+    batch, sources = read(mixed(config, ScheduleSegment(0, 4, 32, weights=weights)), 0, 4000)
+    expected = np.array(weights or np.sqrt([29, 5, 12]))  # without weights, the temperature and the sizes decide
+    tokens = (~batch.special_tokens_mask).sum(1).numpy()
+    for begin in (0, 2000):  # the sources are spread evenly
+        held = np.bincount(sources[begin : begin + 2000], tokens[begin : begin + 2000], minlength=3)
+        assert held / held.sum() == pytest.approx(expected / expected.sum(), abs=0.004)
 
 
-def test_any_batch_is_what_it_would_be_in_order() -> None:
-    whole = MixedStream(MAIN, OTHER, 0.3).batch(np.arange(200), np.arange(200))
+@pytest.mark.parametrize("packing", ["packed", "two-part"])
+def test_a_source_is_read_in_its_own_order_and_any_batch_is_found_alone(packing: str) -> None:
+    config, segment = DataConfig(sequence_length=32, packing=packing), ScheduleSegment(0, 4, 32, weights=(3, 2, 5))
+    whole, sources = read(mixed(config, segment), 0, 200)
+    for source, split in enumerate(SPLITS):
+        chosen = np.flatnonzero(sources == source)
+        own = training_rows(split, SPECIAL, config, 0).batch(np.arange(len(chosen)), chosen)
+        assert torch.equal(whole.input_ids[chosen], own.input_ids)
     chosen = np.array([173, 2, 90, 91])
-    part = MixedStream(MAIN, OTHER, 0.3).batch(chosen, np.arange(4))
-    for name in ("input_ids", "attention_mask", "special_tokens_mask", "token_type_ids", "position_ids", "word_starts"):
+    part = mixed(config, segment).batch(chosen, chosen)
+    for name in ("input_ids", "attention_mask", "position_ids", "word_starts", "example_index"):
         assert torch.equal(getattr(part, name), getattr(whole, name)[chosen]), name
-    assert part.slot.tolist() == [0, 1, 2, 3]
     assert part.example_index.tolist() == chosen.tolist()
 
 
-def test_a_share_is_taken_to_a_thousandth() -> None:
-    for share, fraction in ((0.0, 0), (0.2, Fraction(1, 5)), (1 / 3, Fraction(1, 3)), (0.001, Fraction(1, 1000))):
-        assert replay_fraction(share) == fraction
-    assert replay_fraction(0.999) == Fraction(999, 1000)
+def test_another_mixture_and_another_length_continue_where_each_source_was() -> None:
+    segments = [ScheduleSegment(0, 5, 32, 0, weights=(1, 1)), ScheduleSegment(4, 5, 32, 20, weights=(1, 4))]
+    rows = mixed(PACKED, *segments, ScheduleSegment(8, 10, 16, 40, weights=(1, 4)))
+    begins, (batch, sources) = np.bincount(read(rows, 0, 20)[1]), read(rows, 20, 40)
+    numbers = np.bincount(sources)
+    assert numbers[0] < begins[0]
+    for source, split in enumerate(SPLITS[:2]):
+        places = begins[source] + np.arange(numbers[source])
+        own = training_rows(split, SPECIAL, PACKED, 0).batch(places, places)
+        assert torch.equal(batch.input_ids[sources == source], own.input_ids)
+    sizes = [[stream.num_rows for stream in streams] for streams in rows.streams]
+    assert rows.epochs(40) == pytest.approx((begins + numbers) / sizes[0])
+    later = np.bincount(read(rows, 40, 140)[1]) / sizes[2]
+    assert rows.epochs(140) == pytest.approx((begins + numbers) / sizes[0] + later)
+    assert read(rows, 40, 50)[0].input_ids.shape == (10, 16)
 
 
-@pytest.mark.parametrize(
-    ("share", "said"),
-    [
-        (0.9996, "the share of replayed text is 0.9996, .* your own text would not be trained on"),
-        (0.0004, "the share of replayed text is 0.0004, .* nothing would be replayed"),
-        (1e-300, "the share of replayed text is 1e-300, .* nothing would be replayed"),
-        (1.0, "the share of replayed text is 1"),
-        (-0.1, "the share of replayed text is -0.1"),
-        (float("nan"), "the share of replayed text is nan"),
-        (float("inf"), "the share of replayed text is inf"),
-    ],
-)
-def test_a_share_that_leaves_a_text_out_is_refused(share: float, said: str) -> None:
-    with pytest.raises(ConfigError, match=said) as caught:
-        replay_fraction(share)
-    assert "--replay-share 0" in (caught.value.hint or "")
-    with pytest.raises(ConfigError, match=said):
-        MixedStream(MAIN, OTHER, share)
+def test_metrics_of_a_mixture_are_weighted_means() -> None:
+    rows = {name: training_rows(split, SPECIAL, PACKED, 0) for name, split in zip("ab", SPLITS, strict=False)}
+    for weights, loss in (({"a": 0.75, "b": 0.25}, 1.25), ({"a": 1.0, "b": 0.0}, 1.0)):
+        assert HeldoutMixture(rows, weights).mean([{"loss": 1.0}, {"loss": 2.0}]) == {"loss": pytest.approx(loss)}
+
+
+def test_names_are_as_short_as_they_can_be() -> None:
+    assert source_names(["/data/wiki", "s3://bucket/news"]) == ["wiki", "news"]
+    assert source_names(["/en/data", "/de/data"]) == ["en/data", "de/data"]
+    assert source_names(["/a/en/data", "/b/en/data"]) == ["/a/en/data", "/b/en/data"]
+
+
+def test_weights_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "t=0.5").mkdir()
+    assert parse_sources(["A=0.7", "s3://b/c=3e-1"]) == {"A": 0.7, "s3://b/c": 0.3}
+    assert parse_sources(plain := ["t=0.5", "a=b", "https://host/data?version=3"]) == plain
+    for wrong in (["A=0.7", "B"], ["A=1", "B=0"], ["A=-1", "B=2"], ["A=1", "A=2"]):
+        with pytest.raises(ConfigError, match="expected different data sets, each with a weight above 0 or all without"):
+            parse_sources(wrong)
+
+
+@pytest.mark.parametrize("mixture", [((0, (1, 1)), (0.5, (1,))), ((0, (0, 0)),), ((0, (-1, 2)),), ((5, (1, 1)),)])
+def test_mixtures_that_cannot_be_are_refused(mixture: Any) -> None:
+    with pytest.raises(ValueError, match="mixture"):
+        DataConfig(mixture=mixture)

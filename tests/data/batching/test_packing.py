@@ -5,9 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from discern.data.batching.rows import build_packing, heldout_rows, training_rows
+from discern.data.batching.rows import heldout_rows, training_rows
 from discern.data.batching.segments import PackedRows
-from discern.data.batching.stream import ExampleStream
 from discern.data.config import DataConfig
 from discern.errors import DataError
 from tests.support import SPECIAL, MemorySplit, random_documents
@@ -32,14 +31,6 @@ def test_an_epoch_holds_every_token_once(epoch: int, length: int) -> None:
     packing = packed(split, length)
     rows = packing.rows(np.arange(packing.num_rows), epoch)
     assert sorted(rows.input_ids[~rows.is_special].tolist()) == sorted(split.read(0, split.num_tokens).tolist())
-
-
-def test_only_the_last_row_is_padded_and_rows_begin_with_cls() -> None:
-    packing = packed(numbered())
-    rows = packing.rows(np.arange(packing.num_rows), 0)
-    assert (rows.lengths[:-1] == 32).all()
-    assert (rows.input_ids[:, 0] == SPECIAL.cls).all()
-    assert (rows.input_ids[-1, rows.lengths[-1] :] == SPECIAL.pad).all()
 
 
 def test_by_hand() -> None:
@@ -69,59 +60,18 @@ def test_the_end_of_a_single_document_is_not_joined_to_its_beginning() -> None:
     assert 2 in seen, "a row held both"
 
 
-def test_a_piece_holds_one_document_in_order() -> None:
-    split = numbered()
-    owner = {}
-    for shard in split.shards:
-        for document, (start, stop) in enumerate(zip(shard.document_starts[:-1], shard.document_starts[1:], strict=True)):
-            owner |= {int(token): (shard.first_token, document) for token in shard.tokens[start:stop]}
-    packing = packed(split)
-    rows = packing.rows(np.arange(packing.num_rows), 3)
-    assert rows.pieces is not None
-    for ids, special, pieces in zip(rows.input_ids, rows.is_special, rows.pieces, strict=True):
-        for piece in np.unique(pieces):
-            tokens = ids[(pieces == piece) & ~special]
-            assert len({owner[token] for token in tokens.tolist()}) <= 1
-            assert (np.diff(tokens) == 1).all()
-
-
-def test_epochs_cut_documents_at_other_places() -> None:
-    packing = packed(numbered())
-    assert not np.array_equal(packing.rows(np.arange(4), 0).input_ids, packing.rows(np.arange(4), 1).input_ids)
-
-
-def test_documents_without_tokens_do_no_harm() -> None:
-    split = MemorySplit([[[10]], [[]], [[11, 12]], [[]]])
-    packing = packed(split, 8)
-    rows = packing.rows(np.arange(packing.num_rows), 0)
-    assert sorted(rows.input_ids[~rows.is_special].tolist()) == [10, 11, 12]
-
-
-def test_an_empty_split_is_refused() -> None:
-    empty = MemorySplit([[[]]])
-    with pytest.raises(DataError, match="no tokens"):
-        build_packing(empty, SPECIAL, DataConfig(), 0, training=True)
-
-
-@pytest.mark.parametrize("kind", ["packed", "segments"])
-def test_any_batch_is_found_without_those_before_it(kind: str) -> None:
-    split = MemorySplit(random_documents(80, 60, seed=2))
-    config = DataConfig(sequence_length=24, packing=kind)
-
-    def stream() -> ExampleStream:
-        return ExampleStream(build_packing(split, SPECIAL, config, 9, training=True), 9)
-
-    running = stream()
-    everything = [running.batch(np.arange(start, start + 8), np.arange(8)).input_ids for start in range(0, 8 * 60, 8)]
-    alone = stream().batch(np.arange(8 * 57, 8 * 58), np.arange(8)).input_ids
-    assert np.array_equal(everything[57], alone)
+@pytest.mark.parametrize("packing", ["packed", "segments", "two-part"])
+def test_an_empty_split_is_refused(packing: str) -> None:
+    config = DataConfig(packing=packing)
+    for read in (heldout_rows, partial(training_rows, seed=0)):
+        with pytest.raises(DataError, match="no tokens"):
+            read(MemorySplit([[[]]]), SPECIAL, config)
 
 
 @pytest.mark.parametrize("kind", ["packed", "segments"])
 def test_the_stream_reads_every_row_once_an_epoch_in_a_new_order(kind: str) -> None:
     split = MemorySplit(random_documents(60, 60, seed=2))
-    config = DataConfig(sequence_length=24, packing=kind)
-    stream = ExampleStream(build_packing(split, SPECIAL, config, 0, training=True), 0)
+    stream = training_rows(split, SPECIAL, DataConfig(sequence_length=24, packing=kind), 0)
     count = stream.num_rows
     tokens = Counter(split.read(0, split.num_tokens).tolist())
     epochs = []
@@ -130,17 +80,20 @@ def test_the_stream_reads_every_row_once_an_epoch_in_a_new_order(kind: str) -> N
         assert Counter(batch.input_ids[~batch.special_tokens_mask].tolist()) == tokens
         epochs.append(batch.input_ids)
     assert not np.array_equal(epochs[0], epochs[1])
+    both = stream.batch(np.arange(count - 3, count + 3), np.arange(6))
+    assert np.array_equal(both.input_ids, np.concatenate([epochs[0][-3:], epochs[1][:3]])), "a batch may span two epochs"
+    assert both.example_index.tolist() == list(range(count - 3, count + 3))
 
 
-def test_a_batch_may_span_two_epochs() -> None:
-    split = MemorySplit(random_documents(20, 60))
-    stream = ExampleStream(build_packing(split, SPECIAL, DataConfig(sequence_length=24), 0, training=True), 0)
-    border = stream.num_rows
-    both = stream.batch(np.arange(border - 3, border + 3), np.arange(6))
-    first = stream.batch(np.arange(border - 3, border), np.arange(3))
-    second = stream.batch(np.arange(border, border + 3), np.arange(3, 6))
-    assert np.array_equal(both.input_ids, np.concatenate([first.input_ids, second.input_ids]))
-    assert both.example_index.tolist() == list(range(border - 3, border + 3))
+@pytest.mark.parametrize("kind", ["packed", "segments"])
+@pytest.mark.parametrize("overflow", ["carry", "drop"])
+def test_every_token_keeps_whether_it_begins_a_word(kind: str, overflow: str) -> None:
+    split = MemorySplit(random_documents(60, 90, seed=3), per_shard=17, begins=lambda token: token % 2 == 0)
+    stream = training_rows(split, SPECIAL, DataConfig(sequence_length=24, packing=kind, overflow=overflow), 5)
+    count = stream.num_rows
+    batch = stream.batch(np.arange(count - 5, 2 * count), np.arange(count + 5))  # over the border of two epochs
+    assert batch.word_starts is not None
+    assert batch.word_starts.equal((batch.input_ids % 2 == 0) & ~batch.special_tokens_mask)
 
 
 @pytest.mark.filterwarnings("error")

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.data.batching.synthetic import SPECIAL, SyntheticParts, SyntheticRows
+from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 
 
 def test_full_rows_are_framed_and_hold_words_only() -> None:
@@ -28,26 +28,8 @@ def test_uneven_rows_are_as_full_as_asked(fill: float) -> None:
     assert (batch.input_ids.gather(1, lengths[:, None] - 1) == SPECIAL.sep).all()
 
 
-def test_words_are_as_frequent_as_zipf_says() -> None:
-    numbers = np.arange(4000)
-    ids = SyntheticRows(1005, 52, 1.0, 4000, 1).batch(numbers, numbers).input_ids[:, 1:-1]
-    counts = torch.bincount(ids.flatten(), minlength=1005)[5:].double()
-    assert counts.sum() == 200_000
-    expected = 1 / torch.arange(1, 1001, dtype=torch.float64)
-    expected *= 200_000 / expected.sum()
-    # Chi-squared with 999 degrees of freedom: mean 999, standard deviation 45.
-    assert float(((counts - expected) ** 2 / expected).sum()) < 1200
-
-
-def test_rows_come_again_and_differ_among_themselves() -> None:
-    rows = SyntheticRows(100, 16, 1.0, 4, 0)
-    first, again = rows.batch(np.arange(4), np.arange(4)), rows.batch(np.arange(4, 8), np.arange(4))
-    assert torch.equal(first.input_ids, again.input_ids)
-    assert len(first.input_ids.unique(dim=0)) == 4
-
-
 def test_rows_of_two_parts_are_laid_out_as_those_of_text() -> None:
-    batch = SyntheticParts(SyntheticRows(40, 32, 1.0, 6, 0)).batch(np.arange(4), np.arange(4))
+    batch = SyntheticRows(40, 32, 1.0, 6, 0, two_parts=True).batch(np.arange(4), np.arange(4))
     assert batch.reuse_length == 16
     assert batch.is_reversed is not None
     assert batch.is_reversed.tolist() == [False, True, False, True]

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.batching.stream import Integers, Packing, Rows, derive_key, hash_integers, hash_uniforms
+from discern.data.batching.stream import Integers, Rows, derive_key, document_bounds, hash_integers, hash_uniforms, read_offsets
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import Shard, TokenSplit
 from discern.types import SpecialTokens
@@ -15,22 +13,7 @@ from discern.types import SpecialTokens
 _BLOCK = 1 << 16  # tokens; longer documents are cut into blocks, so that few passes are needed
 
 
-@dataclass(frozen=True)
-class _Spans:
-    """Spans of text that become examples, in the order of the text.
-
-    Attributes:
-        start: offset of the first token in the split.
-        length: number of tokens.
-        target: target length of the example, which decides the length of the first segment.
-    """
-
-    start: Integers
-    length: NDArray[np.int32]
-    target: NDArray[np.int32]
-
-
-class SegmentRows(Packing):
+class SegmentRows:
     """`[CLS] A [SEP]` or `[CLS] A [SEP] B [SEP]`, padded, A and B neighboring sentences of one document.
 
     Sentences are collected up to the target length, which is that of the row or, rarely, a random shorter one. One example in
@@ -45,22 +28,40 @@ class SegmentRows(Packing):
         self._split = split
         self._special = special
         self._config = config
-        self._keys = {use: derive_key(seed, use) for use in ("target", "short", "single", "coin")}
+        self._seed = seed
         self._shards = split.shards
         self._shard_starts = np.array([shard.first_token for shard in split.shards])
-        plans = [self._plan(shard) for shard in split.shards]
-        self._spans = _Spans(*(np.concatenate([getattr(p, n) for p in plans]) for n in ("start", "length", "target")))
-        self.num_rows = len(self._spans.start)
+        # The span of text of each example, in the order of the text: the offset of its first token in the split, and the number
+        # of tokens; and the target length of the example, which decides the length of the first segment.
+        plans = zip(*(self._plan(shard) for shard in split.shards), strict=True)
+        self._span_starts, self._span_lengths, self._targets = (np.concatenate(column) for column in plans)
+        self.num_rows = len(self._span_starts)
 
     def rows(self, numbers: Integers, epoch: int) -> Rows:
         # For all rows at once: row by row, reading is slower than a GPU computes.
         room, count = self._config.sequence_length, len(numbers)
-        starts, sizes = self._spans.start[numbers], self._spans.length[numbers].astype(np.int64)
-        lengths, sentences = self._sentences(starts, sizes)
-        in_first = np.repeat(self._assigned(numbers, epoch, lengths, sentences), lengths)
+        starts, sizes = self._span_starts[numbers], self._span_lengths[numbers].astype(np.int64)
+        before = np.cumsum(sizes) - sizes
+        # Where a sentence begins in the text of the spans, one after the other: at the beginning of each, and within it
+        begins = np.zeros(int(sizes.sum()), bool)
+        begins[before] = True
+        owner = np.searchsorted(self._shard_starts, starts, side="right") - 1
+        for shard_number in np.unique(owner):
+            mine, shard = owner == shard_number, self._shards[shard_number]
+            local = starts[mine] - shard.first_token
+            low, high = (np.searchsorted(shard.sentence_starts, bound) for bound in (local + 1, local + sizes[mine]))
+            inside = high - low
+            which = np.arange(inside.sum()) + np.repeat(low - (np.cumsum(inside) - inside), inside)
+            begins[shard.sentence_starts[which] + np.repeat(before[mine] - local, inside)] = True
+        lengths, sentences = np.diff(np.flatnonzero(begins), append=len(begins)), np.add.reduceat(begins.astype(np.int64), before)
+        # Which sentences go to A
+        single = hash_uniforms(derive_key(self._seed, "single"), epoch, numbers) < self._config.single_segment_probability
+        aims = np.where(single, 100_000, (self._targets[numbers].astype(np.int64) - 3) // 2)
+        order = np.arange(len(lengths)) - np.repeat(np.cumsum(sentences) - sentences, sentences)
+        coins = hash_uniforms(derive_key(self._seed, "coin"), epoch, np.repeat(numbers, sentences), order)
+        in_first = np.repeat(assign_segments(lengths, sentences, aims, coins < 0.5), lengths)
         # Of each token: its row, and its place among those of its segment.
         row = np.repeat(np.arange(count), sizes)
-        before = np.cumsum(sizes) - sizes
         firsts = np.cumsum(in_first)
         firsts_before = np.concatenate([[0], firsts])[before]
         of_first = firsts - firsts_before[row]
@@ -80,76 +81,35 @@ class SegmentRows(Packing):
         is_special = np.ones(input_ids.shape, bool)
         word_starts = np.zeros(input_ids.shape, bool)
         spans = list(zip(starts.tolist(), (starts + sizes).tolist(), strict=True))
-        if spans:
-            input_ids[where] = np.concatenate([self._split.read(*span) for span in spans])[kept]
-            word_starts[where] = np.concatenate([self._split.word_starts(*span) for span in spans])[kept]
+        input_ids[where] = np.concatenate([self._split.read(*span) for span in spans])[kept]
+        word_starts[where] = np.concatenate([self._split.word_starts(*span) for span in spans])[kept]
         is_special[where] = False
         token_types = ((columns >= first[:, None] + 2) & (columns < counts[:, None])).astype(np.int64)
         positions = np.broadcast_to(columns, input_ids.shape)
         return Rows(input_ids, counts, is_special, token_types, positions, None, word_starts)
 
-    def _assigned(self, numbers: Integers, epoch: int, lengths: Integers, sentences: Integers) -> NDArray[np.bool_]:
-        """Which sentences go to A: of each example in turn."""
-        single = hash_uniforms(self._keys["single"], epoch, numbers) < self._config.single_segment_probability
-        aims = np.where(single, 100_000, (self._spans.target[numbers].astype(np.int64) - 3) // 2)
-        order = np.arange(len(lengths)) - np.repeat(np.cumsum(sentences) - sentences, sentences)
-        coins = hash_uniforms(self._keys["coin"], epoch, np.repeat(numbers, sentences), order)
-        return assign_segments(lengths, sentences, aims, coins < 0.5)
-
-    def _sentences(self, starts: Integers, sizes: Integers) -> tuple[Integers, Integers]:
-        """Tokens of each sentence of the spans, one span after the other; and the number of sentences of each."""
-        owner = np.searchsorted(self._shard_starts, starts, side="right") - 1
-        low, inside = np.zeros((2, len(starts)), np.int64)
-        for number in np.unique(owner):
-            mine, shard = owner == number, self._shards[number]
-            begin = starts[mine] - shard.first_token
-            low[mine] = np.searchsorted(shard.sentence_starts, begin + 1)
-            inside[mine] = np.searchsorted(shard.sentence_starts, begin + sizes[mine]) - low[mine]
-        # Where a sentence ends: where another begins within the span, and at its end.
-        ends = np.empty(int(inside.sum()) + len(starts), np.int64)
-        last = np.cumsum(inside + 1) - 1
-        ends[last] = np.cumsum(sizes)
-        span = np.repeat(np.arange(len(starts)), inside)
-        at = np.arange(len(span)) + span
-        which = np.arange(len(span)) - (np.cumsum(inside) - inside)[span] + low[span]
-        offset = np.cumsum(sizes) - sizes - starts
-        for number in np.unique(owner):
-            mine, shard = owner[span] == number, self._shards[number]
-            ends[at[mine]] = shard.sentence_starts[which[mine]] + shard.first_token + offset[span[mine]]
-        return np.diff(ends, prepend=0), inside + 1
-
-    def _plan(self, shard: Shard) -> _Spans:
-        """Spans of one shard. All documents advance together, one example per pass."""
+    def _plan(self, shard: Shard) -> tuple[Integers, NDArray[np.int32], NDArray[np.int32]]:
+        """Start, length and target length of the spans of one shard. All documents advance together, one example per pass."""
         sentences = np.asarray(shard.sentence_starts)
         starts = _blocks(np.asarray(shard.document_starts), sentences)
         position, ends = starts[:-1].copy(), starts[1:]
-        place = np.arange(len(position))
-        active = place[position < ends]
-        found: list[tuple[Integers, ...]] = []
-        ordinal = 0
-        while len(active):
-            target = self._targets(active + shard.first_token, ordinal)
+        longest, place = self._config.sequence_length, np.arange(len(position))
+        found = [np.zeros((4, 0), np.int64)]
+        while len(active := place[position < ends]):
+            # The target length of each document's next example
+            documents, ordinal = active + shard.first_token, len(found) - 1
+            short = hash_uniforms(derive_key(self._seed, "short"), documents, ordinal) < self._config.short_sequence_probability
+            drawn = 5 + (hash_uniforms(derive_key(self._seed, "target"), documents, ordinal) * (longest - 4)).astype(np.int64)
+            target = np.where(short, drawn, longest)
             goal = np.minimum(position[active] + target, ends[active])
-            stop = sentences[np.searchsorted(sentences, goal)]
-            length = stop - position[active]
+            length = sentences[np.searchsorted(sentences, goal)] - position[active]
             if self._config.overflow == "carry":
-                length = np.minimum(length, self._config.sequence_length - 3)
-            found.append((active, position[active] + shard.first_token, length, target))
+                length = np.minimum(length, longest - 3)
+            found.append(np.stack([active, position[active] + shard.first_token, length, target]))
             position[active] += length
-            active = active[position[active] < ends[active]]
-            ordinal += 1
-        if not found:
-            return _Spans(np.zeros(0, np.int64), np.zeros(0, np.int32), np.zeros(0, np.int32))
-        owner, start, length, target = (np.concatenate(column) for column in zip(*found, strict=True))
+        owner, start, length, target = np.concatenate(found, axis=1)
         order = np.argsort(owner, kind="stable")
-        return _Spans(start[order], length[order].astype(np.int32), target[order].astype(np.int32))
-
-    def _targets(self, documents: Integers, ordinal: int) -> Integers:
-        """Target length of each document's example number `ordinal`."""
-        longest = self._config.sequence_length
-        short = hash_uniforms(self._keys["short"], documents, ordinal) < self._config.short_sequence_probability
-        drawn = 5 + (hash_uniforms(self._keys["target"], documents, ordinal) * (longest - 4)).astype(np.int64)
-        return np.where(short, drawn, longest)
+        return start[order], length[order].astype(np.int32), target[order].astype(np.int32)
 
 
 def assign_segments(lengths: Integers, sentences: Integers, aims: Integers, coins: NDArray[np.bool_]) -> NDArray[np.bool_]:
@@ -185,18 +145,12 @@ def assign_segments(lengths: Integers, sentences: Integers, aims: Integers, coin
 def _blocks(documents: Integers, sentences: Integers) -> Integers:
     """Where documents start, and where documents longer than a block are cut, at a sentence boundary."""
     extra = (np.diff(documents) - 1) // _BLOCK
-    long = np.flatnonzero(extra > 0)
-    if not len(long):
-        return documents
-    inside = np.concatenate([documents[at] + _BLOCK * np.arange(1, extra[at] + 1) for at in long])
-    cuts = sentences[np.searchsorted(sentences, inside)]
-    return np.unique(np.concatenate([documents, cuts]))
+    number = np.arange(extra.sum()) - np.repeat(np.cumsum(extra) - extra, extra) + 1
+    inside = np.repeat(documents[:-1], extra) + _BLOCK * number
+    return np.unique(np.concatenate([documents, sentences[np.searchsorted(sentences, inside)]]))
 
 
-_Flags = NDArray[np.bool_]
-
-
-class PackedRows(Packing):
+class PackedRows:
     """Documents back to back, without padding, every token once per epoch.
 
     All documents are written one after the other as `[CLS] tokens [SEP]`, and the end is followed by the beginning. Row r is a
@@ -211,9 +165,7 @@ class PackedRows(Packing):
         self._length = sequence_length
         self._seed = seed
         self._rotate = rotate
-        self._documents = np.concatenate(
-            [shard.document_starts[:-1] + shard.first_token for shard in split.shards] + [np.array([split.num_tokens])]
-        ).astype(np.int64)
+        self._documents = document_bounds(split)
         # Where each document begins in the cyclic text: two special tokens later for each document before it.
         self._starts = self._documents + 2 * np.arange(len(self._documents))
         self.num_rows = -(-int(self._starts[-1]) // (sequence_length - 1))
@@ -222,50 +174,25 @@ class PackedRows(Packing):
         # For all rows at once: row by row, reading is slower than a GPU computes.
         length, body, total = self._length, self._length - 1, int(self._starts[-1])
         turn = int(hash_integers(derive_key(self._seed, "rotation"), epoch) % np.uint64(body)) if self._rotate else 0
-        counts = np.minimum(body, total - numbers * body)
-        places = (turn + numbers[:, None] * body + np.arange(body)) % total
+        counts = np.minimum(body, total - numbers * body)[:, None]
+        first, columns = (turn + numbers[:, None] * body) % total, np.arange(length)
+        # A row that begins with a document has one [SEP] more behind; any other has a [CLS] in front.
+        source = columns - (self._starts[np.searchsorted(self._starts, first)] != first)
+        is_text = (source >= 0) & (source < counts)
+        places = (first + source.clip(0, counts - 1)) % total
         document = np.searchsorted(self._starts, places, side="right") - 1
         within = places - self._starts[document]
-        is_cls = within == 0
-        special = is_cls | (places == self._starts[document + 1] - 1)
-        offsets = self._documents[document] + within - 1
-        columns = np.arange(length)
-        # A row that begins with a document has one [SEP] more behind; any other has a [CLS] in front.
-        in_front = ~is_cls[:, 0]
-        source = columns - in_front[:, None]
-        lengths = counts + 1
-        is_text = (source >= 0) & (source < counts[:, None])
-        nearest = source.clip(0, counts[:, None] - 1)
-        document, is_cls = np.take_along_axis(document, nearest, 1), np.take_along_axis(is_cls, nearest, 1) & is_text
-        is_special = np.take_along_axis(special, nearest, 1) | ~is_text
+        is_cls = (within == 0) & is_text
+        is_special = (within == 0) | (places == self._starts[document + 1] - 1) | ~is_text
         input_ids = np.where(is_cls | (columns == 0), self._special.cls, self._special.sep)
-        is_padding = columns >= lengths[:, None]
-        input_ids[is_padding] = self._special.pad
+        input_ids[columns > counts] = self._special.pad
         word_starts = np.zeros(input_ids.shape, bool)
-        self._fill_tokens(np.take_along_axis(offsets, nearest, 1), ~is_special, input_ids, word_starts)
+        offsets, is_word = self._documents[document] + within - 1, ~is_special
+        for row, words in enumerate(is_word):
+            input_ids[row, words], word_starts[row, words] = read_offsets(self._split, offsets[row, words])
         # If the split is a single document, it meets itself here: its beginning does not continue its end.
-        turns = (np.diff(document, prepend=document[:, :1]) != 0) | is_cls | (columns == lengths[:, None])
+        turns = (np.diff(document, prepend=document[:, :1]) != 0) | is_cls | (columns == counts + 1)
         turns[:, 0] = False
         begins = np.maximum.accumulate(np.where(turns, columns, 0), axis=1)
-        return Rows(
-            input_ids, lengths, is_special, np.zeros_like(input_ids), columns - begins, np.cumsum(turns, axis=1), word_starts
-        )
-
-    def _fill_tokens(self, offsets: Integers, is_word: _Flags, input_ids: Integers, word_starts: _Flags) -> None:
-        """Put the tokens at these offsets into each row, and mark which of them begin a word."""
-        for row, words in enumerate(is_word):
-            chosen = offsets[row, words]
-            if not len(chosen):
-                continue
-            if chosen[-1] - chosen[0] == len(chosen) - 1:  # it does not run over the end of the text
-                span = int(chosen[0]), int(chosen[-1]) + 1
-                input_ids[row, words], word_starts[row, words] = self._split.read(*span), self._split.word_starts(*span)
-            else:
-                input_ids[row, words], word_starts[row, words] = self._tokens(chosen)
-
-    def _tokens(self, offsets: Integers) -> tuple[Integers, _Flags]:
-        """Tokens at offsets that rise, except for at most one jump back to the beginning; and which of them begin a word."""
-        parts = np.split(offsets, np.flatnonzero(np.diff(offsets) < 0) + 1)
-        spans = [(int(part[0]), int(part[-1]) + 1) for part in parts]
-        tokens = np.concatenate([self._split.read(*span) for span in spans])
-        return tokens, np.concatenate([self._split.word_starts(*span) for span in spans])
+        pieces, types = np.cumsum(turns, axis=1), np.zeros_like(input_ids)
+        return Rows(input_ids, counts[:, 0] + 1, is_special, types, columns - begins, pieces, word_starts)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import abc
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
+from discern.data.dataset.shards import TokenSplit
 from discern.types import TokenBatch
 
 Integers = NDArray[np.int64]
@@ -49,21 +51,17 @@ def permute(indices: Integers, size: int, key: int) -> Integers:
 
     Reference: Black and Rogaway 2002, "Ciphers with arbitrary finite domains", cycle walking.
     """
-    half = max(1, ((size - 1).bit_length() + 1) // 2)
-    mask = np.uint64((1 << half) - 1)
+    half = np.uint64(max(1, ((size - 1).bit_length() + 1) // 2))
+    mask = (np.uint64(1) << half) - np.uint64(1)
     result = indices.astype(np.uint64)
     outside = np.ones(len(result), bool)
     while outside.any():
-        result[outside] = _feistel(result[outside], np.uint64(half), mask, key)
+        left, right = result[outside] >> half, result[outside] & mask
+        for number in range(6):
+            left, right = right, left ^ (hash_integers(key, number, right.astype(np.int64)) & mask)
+        result[outside] = (left << half) | right
         outside = result >= np.uint64(size)
     return result.astype(np.int64)
-
-
-def _feistel(value: NDArray[np.uint64], half: np.uint64, mask: np.uint64, key: int) -> NDArray[np.uint64]:
-    left, right = value >> half, value & mask
-    for number in range(6):
-        left, right = right, left ^ (hash_integers(key, number, right.astype(np.int64)) & mask)
-    return (left << half) | right
 
 
 def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -95,16 +93,28 @@ class Rows:
     word_starts: NDArray[np.bool_] | None = None
 
 
-class Packing(abc.ABC):
-    """The rows of one epoch over a split, by number.
+@runtime_checkable
+class RowStream(Protocol):
+    """An endless sequence of rows with random access."""
 
-    Attributes:
-        num_rows: rows per epoch.
-    """
+    @property
+    def num_rows(self) -> int:
+        """Rows per epoch."""
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The rows at these places of the sequence.
+
+        Args:
+            indices: (B,) from 0.
+            slots: (B,) place of each row in the global batch.
+        """
+
+
+class Packing(Protocol):
+    """The rows of one epoch over a split, by number."""
 
     num_rows: int
 
-    @abc.abstractmethod
     def rows(self, numbers: Integers, epoch: int) -> Rows:
         """The rows with these numbers, each in [0, num_rows), in this epoch."""
 
@@ -119,35 +129,20 @@ class ExampleStream:
     """
 
     def __init__(self, packing: Packing, seed: int, *, shuffle: bool = True) -> None:
-        self.packing = packing
-        self._seed = seed
-        self._shuffle = shuffle
-
-    @property
-    def num_rows(self) -> int:
-        """Examples per epoch."""
-        return self.packing.num_rows
+        self.packing, self.num_rows = packing, packing.num_rows
+        self._seed, self._shuffle = seed, shuffle
 
     def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The examples at these places of the sequence.
-
-        Args:
-            indices: (B,) from 0; index // num_rows is the epoch.
-            slots: (B,) place of each row in the global batch.
-        """
-        return to_batch(self.rows(indices), indices, slots)
-
-    def rows(self, indices: Integers) -> Rows:
-        """The examples at these places of the sequence, as arrays."""
+        """The examples at these places of the sequence; index // num_rows is the epoch."""
         epochs, places = np.divmod(indices, self.num_rows)
-        parts: list[tuple[Integers, Rows]] = []
+        parts: list[tuple[Integers, TokenBatch]] = []
         for epoch in np.unique(epochs):
             chosen = np.flatnonzero(epochs == epoch)
             numbers = places[chosen]
             if self._shuffle:
                 numbers = permute(numbers, self.num_rows, derive_key(self._seed, "row order", int(epoch)))
-            parts.append((chosen, self.packing.rows(numbers, int(epoch))))
-        return join_rows(parts)
+            parts.append((chosen, to_batch(self.packing.rows(numbers, int(epoch)), indices[chosen], slots[chosen])))
+        return join_batches(parts)
 
 
 def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
@@ -168,24 +163,39 @@ def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
     )
 
 
-def join_rows(parts: list[tuple[Integers, Rows]]) -> Rows:
-    """Rows of several origins in one.
+def join_batches(parts: list[tuple[Integers, TokenBatch]]) -> TokenBatch:
+    """Rows of several origins in one batch.
 
     Args:
-        parts: the rows of each origin, with their places in the result.
+        parts: the places of the rows of each origin in the result, and the rows.
     """
     if len(parts) == 1:
         return parts[0][1]
-    order = np.argsort(np.concatenate([chosen for chosen, _ in parts]))
-    rows = [row for _, row in parts]
-    pieces = [row.pieces for row in rows if row.pieces is not None]
-    word_starts = [row.word_starts for row in rows if row.word_starts is not None]
-    return Rows(
-        input_ids=np.concatenate([row.input_ids for row in rows])[order],
-        lengths=np.concatenate([row.lengths for row in rows])[order],
-        is_special=np.concatenate([row.is_special for row in rows])[order],
-        token_types=np.concatenate([row.token_types for row in rows])[order],
-        positions=np.concatenate([row.positions for row in rows])[order],
-        pieces=np.concatenate(pieces)[order] if pieces else None,
-        word_starts=np.concatenate(word_starts)[order] if word_starts else None,
-    )
+    order = torch.from_numpy(np.argsort(np.concatenate([places for places, _ in parts])))
+
+    def joined(name: str) -> Any:
+        values = [getattr(batch, name) for _, batch in parts]
+        return torch.cat(values)[order] if isinstance(values[0], Tensor) else all(values) if name == "full" else values[0]
+
+    return TokenBatch(**{field.name: joined(field.name) for field in fields(TokenBatch)})
+
+
+def read_offsets(split: TokenSplit, offsets: Integers) -> tuple[Integers, NDArray[np.bool_]]:
+    """Tokens of a split, and which of them begin a word.
+
+    Args:
+        offsets: their places; consecutive, except where the end of the text is followed by its beginning.
+    """
+    if not len(offsets):
+        return offsets, np.zeros(0, bool)
+    if offsets[-1] - offsets[0] == len(offsets) - 1:
+        first, last = int(offsets[0]), int(offsets[-1])
+        return split.read(first, last + 1), split.word_starts(first, last + 1)
+    parts = [read_offsets(split, part) for part in np.split(offsets, np.flatnonzero(np.diff(offsets) != 1) + 1)]
+    return np.concatenate([ids for ids, _ in parts]), np.concatenate([starts for _, starts in parts])
+
+
+def document_bounds(split: TokenSplit) -> Integers:
+    """(D+1,) the offset of the first token of each document, then the number of tokens."""
+    starts = [shard.document_starts[:-1] + shard.first_token for shard in split.shards]
+    return np.concatenate([*starts, np.array([split.num_tokens])]).astype(np.int64)

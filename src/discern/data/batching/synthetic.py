@@ -27,9 +27,10 @@ class SyntheticRows:
         fill: mean fraction of real tokens per row; 1 for full rows, otherwise lengths are spread evenly around it.
         count: number of distinct rows, which repeat.
         seed: decides the ids.
+        two_parts: full rows `[text | A [SEP] B [SEP] [CLS]]` instead, with A as long as B and every second row reversed.
     """
 
-    def __init__(self, vocab_size: int, length: int, fill: float, count: int, seed: int) -> None:
+    def __init__(self, vocab_size: int, length: int, fill: float, count: int, seed: int, *, two_parts: bool = False) -> None:
         rng = np.random.default_rng(seed)
         distribution = np.cumsum(1 / np.arange(1, vocab_size - _FIRST_WORD + 1))
         draws = rng.random((count, length)) * distribution[-1]
@@ -37,44 +38,23 @@ class SyntheticRows:
         spread = min(fill, 1 - fill)
         shares = rng.uniform(fill - spread, fill + spread, count)
         self._lengths = np.clip(np.round(shares * length), min(_SHORTEST, length), length).astype(np.int64)
+        self._two_parts = two_parts
 
     def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
         """The examples at these places of an endless sequence."""
         numbers = indices % len(self._lengths)
         ids, lengths = self._ids[numbers], self._lengths[numbers]
-        places = np.broadcast_to(np.arange(ids.shape[1]), ids.shape)
-        last = lengths[:, None] - 1
-        ids[:, 0] = SPECIAL.cls
-        ids[places == last] = SPECIAL.sep
-        ids[places > last] = SPECIAL.pad
-        special = (places == 0) | (places >= last)
-        return to_batch(Rows(ids, lengths, special, np.zeros_like(ids), places, None, np.ones_like(special)), indices, slots)
-
-
-class SyntheticParts:
-    """The same words in two-part rows, `[text | A [SEP] B [SEP] [CLS]]`, with A as long as B and every second row reversed.
-
-    Args:
-        rows: source of the words; full rows of an even length.
-    """
-
-    def __init__(self, rows: SyntheticRows) -> None:
-        self._rows = rows
-
-    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The examples at these places of an endless sequence."""
-        plain = self._rows.batch(indices, slots)
-        length = plain.input_ids.shape[1]
-        part, place = length // 2, plain.position_ids
-        middle = part + (part - 2) // 2
-        separates, ends = (place == middle) | (place == length - 2), place == length - 1
-        ids = plain.input_ids.masked_fill(place == 0, _FIRST_WORD).masked_fill(separates, SPECIAL.sep)
-        return replace(
-            plain,
-            input_ids=ids.masked_fill(ends, SPECIAL.cls),
-            special_tokens_mask=separates | ends,
-            token_type_ids=(place > middle).long() + ends.long(),
-            is_reversed=plain.slot % 2 == 1,
-            continues=torch.ones_like(plain.slot, dtype=torch.bool),
-            reuse_length=part,
-        )
+        places, size = np.broadcast_to(np.arange(ids.shape[1]), ids.shape), ids.shape[1]
+        ends, is_padding, types = places == lengths[:, None] - 1, places >= lengths[:, None], np.zeros_like(ids)
+        first, last = places == 0, ends
+        if self._two_parts:
+            middle = size // 2 + (size // 2 - 2) // 2
+            first, last = ends, (places == middle) | (places == size - 2)
+            types = (places > middle).astype(np.int64) + ends
+        ids[first], ids[last], ids[is_padding] = SPECIAL.cls, SPECIAL.sep, SPECIAL.pad
+        special = first | last | is_padding
+        batch = to_batch(Rows(ids, lengths, special, types, places, None, np.ones_like(special)), indices, slots)
+        if not self._two_parts:
+            return batch
+        reverses, follows = torch.from_numpy(slots % 2 == 1), torch.ones(len(slots), dtype=torch.bool)
+        return replace(batch, is_reversed=reverses, continues=follows, reuse_length=size // 2)

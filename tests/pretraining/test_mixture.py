@@ -1,0 +1,107 @@
+"""Runs on several data sets: what is recorded and measured of each, and that a resumed run continues exactly."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from discern.data.tokenizer.choice import TokenizerChoice
+from discern.doctor.checks import examine
+from discern.errors import ConfigError, DataError
+from discern.model_files.run import read_record
+from discern.pretraining.estimate import estimate
+from discern.pretraining.evaluate import evaluate
+from discern.pretraining.run import plan, pretrain
+from discern.progress import Silent
+from discern.report.run_page import report
+from tests.pretraining.commands import FAST, figures, weights
+from tests.pretraining.test_adapt import DOMAIN, GENERAL, write_data
+
+SCHEDULE = "data.mixture=[[0, [0.7, 0.3]], [0.5, [0.1, 0.9]]]"
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    folder = tmp_path_factory.mktemp("mixture")
+    general = write_data(folder / "general", GENERAL, TokenizerChoice(train="wordpiece", vocab_size=150))
+    return [general, write_data(folder / "domain", DOMAIN, TokenizerChoice(path=general / "tokenizer.json"))]
+
+
+@pytest.fixture(scope="module")
+def run(sources: list[Path]) -> Path:
+    return trained(sources, sources[0].parents[1] / "run", SCHEDULE)
+
+
+def trained(data: Any, out: Path, *overrides: str, **options: Any) -> Path:
+    settings = ("train.max_steps=12", *FAST, *overrides)
+    pretrain(data=data, out=out, overrides=settings, progress=Silent(), **({"preset": "tiny"} | options))
+    return out
+
+
+def test_a_resumed_run_continues_exactly_across_another_mixture(sources: list[Path], run: Path, tmp_path: Path) -> None:
+    out = Path(shutil.copytree(run, tmp_path / "cut"))
+    for step in (6, 9, 12):
+        shutil.rmtree(out / "checkpoints" / f"step-{step:08d}", ignore_errors=True)
+    trained(sources, out, SCHEDULE)
+    assert weights(out, 12) == weights(run, 12)
+    assert "[\n        6," in (out / "config.toml").read_text()
+    with pytest.raises(ConfigError, match=r"data\.mixture"):
+        trained(dict.fromkeys(sources, 1.0), out)
+
+
+def test_each_source_is_recorded_and_measured(sources: list[Path], run: Path) -> None:
+    record, last = read_record(run), figures(run)[-1]
+    assert record["data"] == [str(source) for source in sources]
+    assert record["mixture"] == {"general/data": pytest.approx(0.1), "domain/data": pytest.approx(0.9)}
+    assert record["statistics"]["documents"] > 100
+    of: Any = last["heldout_by_source"]
+    for key in ("heldout_loss", "discriminator_auc"):
+        assert last[key] == pytest.approx(0.1 * of["general/data"][key] + 0.9 * of["domain/data"][key])
+    results = evaluate(run, progress=Silent(), warn=pytest.fail)
+    assert results["heldout_by_source"]["domain/data"]["discriminator_auc"] == pytest.approx(
+        of["domain/data"]["discriminator_auc"]
+    )
+    apart = [evaluate(run, data=source, progress=Silent(), warn=pytest.fail) for source in sources]
+    assert results["rows"] == sum(each["rows"] for each in apart)
+    assert results["heldout_by_source"]["general/data"]["heldout_loss"] == pytest.approx(apart[0]["loss"])
+    assert json.loads((run / "evaluation.json").read_text()) == results
+    assert examine(run, 8, "cpu", Silent(), pytest.fail).findings
+    assert "Share of domain/data" in report(run, None).read_text(encoding="utf-8")
+
+
+def test_the_plan_tells_the_mixture(sources: list[Path], tmp_path: Path) -> None:
+    options: dict[str, Any] = {"out": tmp_path / "out", "preset": "tiny", "warn": pytest.fail}
+    found = estimate(plan(data=dict(zip(sources, (3.0, 1.0), strict=True)), **options))
+    assert [(each["source"], each["weight"]) for each in found.values["mixture"]] == [
+        ("general/data", 0.75),
+        ("domain/data", 0.25),
+    ]
+    assert "# mixture       domain/data: " in found.text
+    by_size = estimate(plan(data=sources, **options)).values["mixture"]
+    assert by_size[0]["weight"] == pytest.approx(by_size[0]["tokens"] / sum(each["tokens"] for each in by_size))
+    assert by_size[0]["epochs"] == pytest.approx(by_size[1]["epochs"], rel=0.01)
+
+
+def test_a_run_on_a_mixture_decays(sources: list[Path], tmp_path: Path) -> None:
+    run = trained(sources, tmp_path / "run", "optimizer.schedule=constant", "optimizer.warmup_steps=1")
+    decay: dict[str, Any] = {"decay_from": run, "preset": None, "overrides": ["optimizer.decay_steps=2"], "progress": Silent()}
+    pretrain(data=sources, out=tmp_path / "decayed", **decay)
+    assert figures(tmp_path / "decayed")[-1]["step"] == 14
+    with pytest.raises(DataError, match="this command reads"):
+        pretrain(data=sources[0], out=tmp_path / "other", **decay)
+
+
+def test_sources_that_cannot_be_mixed(sources: list[Path], tmp_path: Path) -> None:
+    other = write_data(tmp_path / "other", DOMAIN, TokenizerChoice(train="bpe", vocab_size=300))
+    memory = ["objective.name=permutation-lm", "model.encoder=xlnet", "model.embedding_size=32", "data.packing=two-part"]
+    for data, overrides, says in (
+        ([sources[0], other], [], rf"{other} was made with a different tokenizer .* from that of {sources[0]}"),
+        ([sources[0], sources[0]], [], "a data set is given twice"),
+        (sources[:1], [SCHEDULE], "has 2 weights, but --data names 1: data"),
+        (sources, [*memory, "objective.memory_length=24"], "objective.memory_length remembers the text before each row"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=says):
+            plan(data=data, out=tmp_path / "out", preset="tiny", overrides=overrides, warn=pytest.fail)
+    trained(sources, tmp_path / "out", *memory, "objective.memory_length=0")
