@@ -116,6 +116,8 @@ def prepare(
         workers=available_cores() if workers is None else workers,
         near_duplicates=near_duplicates,
         filters=tuple(_listed(filters)),
+        language=code,
+        license=license,
     )
     report = preparing.prepare(
         tuple(map(str, _listed(inputs))),
@@ -126,8 +128,6 @@ def prepare(
         ),
         options=options,
         overwrite=overwrite,
-        language=code,
-        license=license,
         against=EvaluationFiles([Path(each) for each in paths], fields) if paths else None,
         engine=engine,
         progress=listener,

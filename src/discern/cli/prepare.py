@@ -226,6 +226,8 @@ def prepare(
                 workers=workers or available_cores(),
                 near_duplicates=near_duplicates,
                 filters=tuple(filters or ()),
+                language=code,
+                license=license,
             ),
             "against": EvaluationFiles(against, against_field or ()) if against else None,
             "progress": console.progress,
@@ -237,7 +239,7 @@ def prepare(
         if out is None:
             choice.check()
             raise ConfigError("no output folder is given", hint="add --out DATA, or --check to look at the input only")
-        report = preparing.prepare(inputs, out=out, overwrite=overwrite, language=code, license=license, engine=engine, **shared)
+        report = preparing.prepare(inputs, out=out, overwrite=overwrite, engine=engine, **shared)
         _show(report, console, tokenizer)
 
 
@@ -302,7 +304,7 @@ def _show_check(report: CheckReport, console: Console) -> None:
     statistics = report.statistics
     amounts = {"document": report.documents, "sentence": report.sentences, "character": report.characters}
     summary = ", ".join(counted(amount, unit) for unit, amount in amounts.items())
-    if report.tokenized:
+    if statistics is not None:
         summary += f", {counted(statistics.tokens, 'token')} ({statistics.unknown_fraction:.3%} unknown)"
     languages = ", ".join(f"{code} {share:.0%}" for code, share in list(report.languages.items())[:5])
     is_empty = report.documents == sum((report.filtered or {}).values())
@@ -315,7 +317,7 @@ def _show_check(report: CheckReport, console: Console) -> None:
         *_overlap_lines(report.overlap),
     ]
     values = vars(report) | {
-        "statistics": statistics.model_dump() if report.tokenized else None,
+        "statistics": statistics.model_dump() if statistics is not None else None,
         "problems": [problem.model_dump() for problem in report.problems],
         "overlap": None if report.overlap is None else [each.model_dump(mode="json") for each in report.overlap],
     }

@@ -35,7 +35,7 @@ from discern.data.curation.filters import Rules, versions_of
 from discern.data.curation.near_duplicates import HASHES, Banding, sign
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.sources.corpus import Corpus, Input
-from discern.data.sources.documents import CorpusOptions, Document, Problem, ProblemLog
+from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
 from discern.data.tokenizer.encoding import DocumentEncoder, TokenBlock
 from discern.data.tokenizer.words import SegmenterName, check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
@@ -67,6 +67,8 @@ class PrepareOptions:
         workers: number of processes that tokenize; the output does not depend on it.
         filters: names of filters, which leave out documents before they are tokenized.
         near_duplicates: similarity from which documents are near-duplicates, of which the first is kept; None keeps all.
+        language: code of the language of the text, for model cards.
+        license: license of the text, for model cards.
     """
 
     segmenter: SegmenterName = "none"
@@ -76,6 +78,8 @@ class PrepareOptions:
     workers: int = 1
     near_duplicates: float | None = None
     filters: tuple[str, ...] = ()
+    language: str | None = None
+    license: str | None = None
 
     def check(self) -> None:
         """Check the options before any work.
@@ -94,6 +98,11 @@ class PrepareOptions:
         if self.near_duplicates is not None:
             Banding.of(self.near_duplicates)  # refuses what is no similarity
         check_segmenter(self.segmenter)
+        if self.license is not None and not (self.license.strip() and self.license.isprintable() and len(self.license) <= 200):
+            raise ConfigError(
+                f"the license is {self.license!r:.80}, expected its name in one line of at most 200 characters",
+                hint="for example --license 'CC BY-SA 3.0'",
+            )
 
 
 @dataclass(frozen=True)
@@ -366,19 +375,6 @@ def piece_record(work: str, index: int) -> dict[str, Any] | None:
     """The record of a piece: number of parts, bytes read, problems and notes; None if the piece is not done."""
     path = Path(work) / f"{index:06d}.json"
     return json.loads(path.read_bytes()) if path.exists() else None
-
-
-def problems_of(work: str, pieces: int) -> ProblemLog:
-    """The problems of the whole input as one reading would have found them, and its notes."""
-    log = ProblemLog()
-    for index in range(pieces):
-        record = piece_record(work, index)
-        assert record is not None
-        for problem in record["problems"]:
-            log.merge(Problem.model_validate(problem))
-        for line in record["notes"]:
-            log.note(line)
-    return log
 
 
 def signatures_of(work: Path) -> list[UInt[np.ndarray, "D 128"]]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
+from jaxtyping import Int
 from tokenizers import Tokenizer
 
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
@@ -35,7 +36,6 @@ from discern.data.dataset.manifest import (
     Setting,
     SplitInfo,
     SplitName,
-    Statistics,
     TokenizerInfo,
     data_fingerprint,
 )
@@ -51,14 +51,14 @@ from discern.data.job import (
     folders_beside,
     links_of_band,
     make_piece,
+    piece_record,
     piece_results,
-    problems_of,
     signatures_of,
 )
 from discern.data.languages import find_language
 from discern.data.remote import remote_address, shown
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, Problem, ProblemLog
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, strips_accents, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
@@ -67,14 +67,13 @@ from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes, write_file
-from discern.storage.output import OutputFolder, StagedFolder, check_apart
+from discern.storage.output import OutputFolder, check_apart
 
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""
 _LEAST_TRAINED_ON = 0.8
 """Fraction of the text to train on, of the fraction that was asked for, below which the held-out part is too large."""
 _INFO_NAME = "tokenizer-info.json"
-_LONGEST_LICENSE = 200
 
 
 @dataclass(frozen=True)
@@ -145,8 +144,6 @@ def prepare(
     corpus: CorpusOptions | None = None,
     options: PrepareOptions | None = None,
     overwrite: bool = False,
-    language: str | None = None,
-    license: str | None = None,
     against: EvaluationFiles | None = None,
     engine: EngineName = "local",
     progress: Progress,
@@ -161,8 +158,6 @@ def prepare(
         corpus: how the input becomes documents.
         options: how documents become shards.
         overwrite: replace another data set in `out`.
-        language: code of the language of the text, for model cards.
-        license: license of the text, for model cards.
         against: evaluation files to look for in the text; their overlap is recorded in the manifest, for model cards.
         engine: where the work runs: in processes on this machine, or on a Ray cluster.
 
@@ -173,13 +168,9 @@ def prepare(
     """
     corpus, options = corpus or CorpusOptions(), options or PrepareOptions(workers=available_cores())
     if (address := remote_address(out)) is not None:
-
-        def make(folder: Path) -> PrepareReport:
-            how: dict[str, Any] = {"corpus": corpus, "options": options, "against": against, "engine": engine}
-            how |= {"language": language, "license": license, "overwrite": overwrite}
-            return prepare(inputs, out=folder, tokenizer=tokenizer, progress=progress, **how)
-
-        return uploaded(address, make, overwrite=overwrite, progress=progress)
+        how: dict[str, Any] = {"tokenizer": tokenizer, "corpus": corpus, "options": options, "against": against, "engine": engine}
+        make = partial(prepare, inputs, overwrite=overwrite, progress=progress, **how)
+        return uploaded(address, lambda folder: make(out=folder), overwrite=overwrite, progress=progress)
 
     # Check everything that needs no work
     began = time.monotonic()
@@ -187,7 +178,7 @@ def prepare(
     options.check()
     check_apart("--out", out, *map(Path, inputs))
     given = load_tokenizer(tokenizer.path, tokenizer.lowercase, tokenizer.keep_accents) if tokenizer.path else None
-    settings, target = configuration(tokenizer, corpus, options, language, license), out.resolve()
+    settings, target = configuration(tokenizer, corpus, options), out.resolve()
     before = existing_data_set(target, settings, overwrite)
     if before is not None and given is not None and fingerprint(given) != before.tokenizer.fingerprint:
         raise other_data_set(out, "made with another tokenizer")
@@ -199,76 +190,71 @@ def prepare(
     search = ContaminationSearch(against) if against is not None else None
     job = Job.of(text, options, fingerprint(given) if given is not None else repr(tokenizer), against)
 
-    # Make the parts, merge them, and publish the data set
     with OutputFolder(target).staged() as folder, _work_folder(job, target, progress, keep=text.rereadable) as work:
         encoder, info = _tokenizer_of(work, given, tokenizer, text, options, progress)
         with executor_of(engine, options.workers) as executor:
             # On a cluster, a task reads a piece. On this machine, this process reads, and the others tokenize.
-            map_chunks = partial(ordered_map, executor, pending=2 * options.workers) if engine == "local" else None
-            built = _build(job, work, executor, map_chunks, encoder, folder.path, search, progress)
-        problems = problems_of(str(work), len(job.pieces))
-        for line in problems.notes:
-            progress.note(line)
-        if not built.statistics.documents:
-            if built.filtered:
-                raise all_left_out(built.filtered)
+            map_chunks: Mapping = map
+            if engine == "local":
+                map_chunks = partial(ordered_map, executor, pending=2 * options.workers)
+            else:
+                progress.start("tokenizing", len(job.pieces), "pieces")
+                for future in as_completed([executor.submit(make_piece, str(work), index) for index in range(len(job.pieces))]):
+                    future.result()
+                    progress.advance(1)
+                progress.finish()
+            near_duplicates, removed = None, np.zeros(0, dtype=np.int64)
+            if options.near_duplicates is not None:
+                deque(_results(job, work, map_chunks, progress), maxlen=0)
+                near_duplicates, removed = _near_duplicates(work, options.near_duplicates, executor, progress)
+            results = _results(job, work, map_chunks, progress)
+            splits, token_counts, counter = _merge(results, removed, options, encoder, folder.path, search)
+        records = [record for index in range(len(job.pieces)) if (record := piece_record(str(work), index)) is not None]
+        problems = ProblemLog()
+        for record in records:
+            for problem in record["problems"]:
+                problems.merge(Problem.model_validate(problem))
+        for note in dict.fromkeys(note for record in records for note in record["notes"]):
+            progress.note(note)
+        if not counter.documents:
+            if counter.filtered:
+                raise all_left_out(counter.filtered)
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
-        # What is known of the same text is kept.
-        overlap = search.results() if search is not None else before.overlap if before is not None else None
         manifest = Manifest(
-            fingerprint=data_fingerprint(info.fingerprint, built.splits),
+            fingerprint=data_fingerprint(info.fingerprint, splits),
             dtype=token_dtype(info.vocab_size).name,
             tokenizer=info,
-            splits=built.splits,
-            token_counts=built.token_counts,
-            statistics=built.statistics,
+            splits=splits,
+            token_counts=token_counts,
+            statistics=counter.finish(sum(record["bytes_read"] for record in records)),
             problems=problems.summary(),
             inputs=tuple(map(shown, inputs)),
             configuration=settings,
             versions=job.versions,
-            overlap=overlap,
-            near_duplicates=built.near_duplicates,
-            filtered=built.filtered,
+            # What is known of the same text is kept.
+            overlap=search.results() if search is not None else before.overlap if before is not None else None,
+            near_duplicates=near_duplicates,
+            filtered=dict(sorted(counter.filtered.items())) if options.filters else None,
         )
         write_header(folder.path, encoder, manifest)
-        repaired = _publish(out, folder, before, manifest, overwrite=overwrite)
+        repaired: tuple[str, ...] = ()
+        if before is None:
+            if overwrite and target.is_dir():
+                refuse_foreign(target)  # put there meanwhile
+            folder.publish(replace=overwrite)
+        elif before.fingerprint != manifest.fingerprint:
+            raise other_data_set(out, "made from different text")
+        else:
+            repaired = repair(folder, manifest)
     return PrepareReport(out, manifest, time.monotonic() - began, before is not None and not repaired, repaired)
 
 
-def configuration(
-    choice: TokenizerChoice, corpus: CorpusOptions, options: PrepareOptions, language: str | None, license: str | None
-) -> dict[str, Setting]:
-    """Every setting that affects the output, and the language and license of the text.
-
-    Raises:
-        ConfigError: the license is more than a name.
-    """
-    if license is not None and not (license.strip() and license.isprintable() and len(license) <= _LONGEST_LICENSE):
-        raise ConfigError(
-            f"the license is {license!r:.80}, expected its name in one line of at most {_LONGEST_LICENSE} characters",
-            hint="for example --license 'CC BY-SA 3.0'",
-        )
-    given: dict[str, Setting] = {
-        "text_fields": corpus.text_fields,
-        "exclude": corpus.exclude,
-        "encoding": corpus.encoding,
-        "filters": options.filters,
-        "near_duplicates": options.near_duplicates,
-        "keep_accents": choice.keep_accents,
-        "language": language,
-        "license": license and license.strip(),
-    }
-    return {
-        "train_tokenizer": choice.train,
-        "vocab_size": choice.size if choice.train else None,
-        "lowercase": choice.lowercase,
-        "documents": corpus.documents,
-        "segmenter": options.segmenter,
-        "heldout": options.heldout,
-        "seed": options.seed,
-        "shard_tokens": options.shard_tokens,
-    } | {name: value for name, value in given.items() if value}
+def configuration(choice: TokenizerChoice, corpus: CorpusOptions, options: PrepareOptions) -> dict[str, Setting]:
+    """Every setting that affects the output, and the language and license of the text."""
+    settings = vars(choice) | vars(corpus) | vars(options) | {"vocab_size": choice.size if choice.train else None}
+    left_out = ("path", "limits", "workers")
+    return {name: value for name, value in settings.items() if name not in left_out and value not in (None, ())}
 
 
 @contextmanager
@@ -321,91 +307,68 @@ def _tokenizer_of(
     return encoder, info
 
 
-@dataclass(frozen=True)
-class _Built:
-    """The files that were written, and statistics of the documents."""
+def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress) -> Generator[ChunkResult]:
+    """The results of all pieces in order, with a bar in bytes of the input."""
+    read = shown = tokens = 0
 
-    splits: dict[SplitName, SplitInfo]
-    token_counts: FileInfo
-    statistics: Statistics
-    near_duplicates: NearDuplicates | None
-    filtered: dict[str, int] | None
+    def count(size: int) -> None:
+        nonlocal read
+        read += size
+
+    sizes = [item.size for piece in job.pieces for item in piece]
+    progress.start("tokenizing", None if None in sizes else sum(size or 0 for size in sizes), "bytes")
+    for index in range(len(job.pieces)):
+        for result in piece_results(str(work), index, map_chunks, count):
+            yield result
+            tokens += len(result.block.tokens)
+            progress.advance(read - shown, tokens=f"{tokens:,}")
+            shown = read
+    progress.finish()
 
 
-def _build(
-    job: Job,
-    work: Path,
-    executor: Executor,
-    map_chunks: Mapping | None,
+def _near_duplicates(
+    work: Path, similarity: float, executor: Executor, progress: Progress
+) -> tuple[NearDuplicates, Int[np.ndarray, " R"]]:
+    """The entry of near-duplicates in the manifest, and the numbers of the documents to remove."""
+    banding, links = Banding.of(similarity), []
+    progress.start("comparing documents", banding.bands, "bands")
+    for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(banding.bands), pending=banding.bands):
+        links.append(pairs)
+        progress.advance(1)
+    progress.finish()
+    removed, sizes = clusters(links, sum(map(len, signatures_of(work))))
+    entry = NearDuplicates(
+        similarity=similarity,
+        ngram_words=NGRAM_WORDS,
+        hashes=HASHES,
+        bands=banding.bands,
+        rows=banding.rows,
+        clusters=sizes.total(),
+        removed=len(removed),
+        cluster_sizes={str(size): sizes[size] for size in sorted(sizes)},
+    )
+    return entry, removed
+
+
+def _merge(
+    results: Generator[ChunkResult],
+    removed: Int[np.ndarray, " R"],
+    options: PrepareOptions,
     tokenizer: Tokenizer,
     folder: Path,
     search: ContaminationSearch | None,
-    progress: Progress,
-) -> _Built:
-    """Make the parts of a job, and merge them into shards.
+) -> tuple[dict[SplitName, SplitInfo], FileInfo, StatisticsCounter]:
+    """Write the documents into shards, with the counts of the tokens to train on.
 
     Args:
-        executor: runs the tasks.
-        map_chunks: tokenizes chunks of the text that this process reads; None: the executor reads and tokenizes whole pieces.
+        removed: numbers of the documents that are left out.
         folder: existing folder for the shards.
         search: search for the examples of evaluation files in the documents, if asked for.
     """
-    options, pieces, bytes_read = job.options, range(len(job.pieces)), 0
-    if map_chunks is None:
-        progress.start("tokenizing", len(pieces), "pieces")
-        for future in as_completed([executor.submit(make_piece, str(work), index) for index in pieces]):
-            future.result()
-            progress.advance(1)
-        progress.finish()
-
-    def count(size: int) -> None:
-        nonlocal bytes_read
-        bytes_read += size
-
-    def results(description: str) -> Generator[ChunkResult]:
-        """Those of all pieces in order, with a bar in bytes of the input."""
-        sizes = [item.size for piece in job.pieces for item in piece]
-        progress.start(description, None if None in sizes else sum(size or 0 for size in sizes), "bytes")
-        shown, tokens = 0, 0
-        for index in pieces:
-            for result in piece_results(str(work), index, map_chunks or map, count):
-                yield result
-                tokens += len(result.block.tokens)
-                progress.advance(bytes_read - shown, tokens=f"{tokens:,}")
-                shown = bytes_read
-        progress.finish()
-
-    near_duplicates, removed = None, np.zeros(0, dtype=np.int64)
-    if options.near_duplicates is not None:
-        if map_chunks is not None:
-            deque(results("tokenizing"), maxlen=0)
-        banding = Banding.of(options.near_duplicates)
-        progress.start("comparing documents", banding.bands, "bands")
-        links = []
-        for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(banding.bands), pending=banding.bands):
-            links.append(pairs)
-            progress.advance(1)
-        progress.finish()
-        removed, sizes = clusters(links, sum(map(len, signatures_of(work))))
-        near_duplicates = NearDuplicates(
-            similarity=options.near_duplicates,
-            ngram_words=NGRAM_WORDS,
-            hashes=HASHES,
-            bands=banding.bands,
-            rows=banding.rows,
-            clusters=sizes.total(),
-            removed=len(removed),
-            cluster_sizes={str(size): sizes[size] for size in sorted(sizes)},
-        )
-
-    # Merge
-    counts, first, bytes_read = np.zeros(vocab_size(tokenizer), dtype="<i8"), 0, 0
     counter, chooser = StatisticsCounter(special_ids(tokenizer)["unk"]), HeldoutSplit(options.heldout, options.seed)
-    description = "tokenizing" if map_chunks is not None and near_duplicates is None else "writing the shards"
+    counts, first = np.zeros(vocab_size(tokenizer), dtype="<i8"), 0
     with ExitStack() as stack:
-        writers: dict[SplitName, SplitWriter] = {
-            name: stack.enter_context(SplitWriter(folder, name, options.shard_tokens)) for name in SPLITS
-        }
+        writers = {name: stack.enter_context(SplitWriter(folder, name, options.shard_tokens)) for name in SPLITS}
 
         def write(placed: Placed) -> None:
             for split, block in placed:
@@ -413,33 +376,19 @@ def _build(
                 if split == "train":
                     np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
 
-        for result in stack.enter_context(closing(results(description))):
+        for result in stack.enter_context(closing(results)):
             kept = ~np.isin(np.arange(first, first + result.block.num_documents), removed, assume_unique=True)
             first += result.block.num_documents
             block = result.block.select(kept)
-            if search is not None:
-                search.add(result.matches)
             counter.add(block, result.empty, result.unknown, result.filtered)
             write(chooser.place(block))
+            if search is not None:
+                search.add(result.matches)
         write(chooser.finish())
         splits = {name: writer.finish() for name, writer in writers.items()}
     raw = counts.tobytes()
     write_file(folder / COUNTS_NAME, raw)
-    written = FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest())
-    filtered = counter.filtered if options.filters else None
-    return _Built(splits, written, counter.finish(bytes_read), near_duplicates, filtered)
-
-
-def _publish(out: Path, folder: StagedFolder, before: Manifest | None, manifest: Manifest, *, overwrite: bool) -> tuple[str, ...]:
-    """Publish the data set, or repair one that is there; returns the names of the files that were repaired."""
-    if before is not None:
-        if before.fingerprint != manifest.fingerprint:
-            raise other_data_set(out, "made from different text")
-        return repair(folder, manifest)
-    if overwrite and folder.target.is_dir():
-        refuse_foreign(folder.target)  # put there meanwhile
-    folder.publish(replace=overwrite)
-    return ()
+    return splits, FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()), counter
 
 
 def warnings_of(manifest: Manifest) -> list[str]:

@@ -12,7 +12,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -318,17 +318,9 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         raise DataError(
             f"to add tokens, the text of {folder} is read again, which standard input cannot be", hint="prepare it from a file"
         )
-    chosen = {name: settings[name] for name in ("text_fields", "exclude", "encoding") if name in settings}
-    corpus = CorpusOptions(settings["documents"], **chosen)
-    options = PrepareOptions(
-        near_duplicates=settings.get("near_duplicates"),
-        filters=settings.get("filters", ()),
-        segmenter=settings["segmenter"],
-        heldout=settings["heldout"],
-        seed=settings["seed"],
-        shard_tokens=settings["shard_tokens"],
-        workers=available_cores(),
-    )
+    corpus = CorpusOptions(**{name: value for name, value in settings.items() if name in CorpusOptions.__dataclass_fields__})
+    options = PrepareOptions(**{name: value for name, value in settings.items() if name in PrepareOptions.__dataclass_fields__})
+    options = replace(options, workers=available_cores())
     tokenizer = data.tokenizer()
     if added.file is not None:
         lines = [line.strip() for _, line in numbered_lines(added.file)]
@@ -365,8 +357,6 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             tokenizer=TokenizerChoice(path=path),
             corpus=corpus,
             options=options,
-            language=settings.get("language"),
-            license=settings.get("license"),
             progress=progress,
         )
     write_recorded(target, {ADDED_NAME: json.dumps({**source, "added": forms}, indent=1, ensure_ascii=False) + "\n"})

@@ -9,58 +9,31 @@ from pathlib import Path
 from typing import BinaryIO
 
 import numpy as np
-from jaxtyping import Bool, Float, Int, UInt
+from jaxtyping import Bool, Float, UInt
 
 from discern.data.dataset.manifest import FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.tokenizer.encoding import TokenBlock
 from discern.storage.files import sync_file
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
-_TOTALS = "documents sentences tokens words unknown_tokens empty_documents characters".split()
 _SUFFIXES = ("tokens", "documents", "sentences", "words")
 
 
-class LengthCounter:
-    """Counts lengths, of which few differ."""
-
-    def __init__(self) -> None:
-        self._counts = Counter[int]()
-
-    def add(self, lengths: Int[np.ndarray, " n"]) -> None:
-        """Count some lengths."""
-        values, counts = np.unique(lengths, return_counts=True)
-        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-
-    def quantiles(self) -> dict[str, int]:
-        """The length at each level: the smallest that this fraction of the lengths does not exceed."""
-        if not self._counts:
-            return {}
-        lengths = np.array(sorted(self._counts))
-        totals = np.cumsum([self._counts[length] for length in lengths.tolist()])
-        ranks = np.maximum(np.ceil(np.array(QUANTILES) * totals[-1]), 1)
-        found = lengths[np.searchsorted(totals, ranks)].tolist()
-        return {f"{level:g}": length for level, length in zip(QUANTILES, found, strict=True)}
-
-
-def repeated(digests: list[np.ndarray]) -> int:
-    """Number of documents whose (n, 16) digest occurred before."""
-    ordered = np.concatenate(digests).view("S16").ravel() if digests else np.zeros(0, dtype="S16")
-    ordered.sort()
-    return int((ordered[1:] == ordered[:-1]).sum())
-
-
 class StatisticsCounter:
-    """Counts blocks. Memory does not grow with the data set, except for 16 bytes per document.
+    """Counts blocks. Memory does not grow with the data set, except for 20 bytes per document.
 
     Args:
         unknown_id: id of [UNK].
+
+    Attributes:
+        digests: (D, 16) digests of the documents of each block.
+        filtered: number of documents that filters left out, by filter and reason.
     """
 
     def __init__(self, unknown_id: int) -> None:
         self._unknown_id = unknown_id
-        self._totals, self._unknown_causes, self._filtered = Counter[str](), Counter[str](), Counter[str]()
-        self._documents, self._sentences = LengthCounter(), LengthCounter()
-        self.digests: list[np.ndarray] = []
+        self._totals, self._unknown_causes, self.filtered = Counter[str](), Counter[str](), Counter[str]()
+        self._lengths, self.digests = [np.zeros(0, np.int32)], [np.zeros((0, 16), np.uint8)]
 
     def add(self, block: TokenBlock, empty: int, unknown: Counter[str], filtered: Counter[str]) -> None:
         """Count the documents of a block, and how many were left out before: without tokens, and by filters."""
@@ -74,29 +47,35 @@ class StatisticsCounter:
             characters=int(block.characters.sum()),
         )
         self._unknown_causes += unknown
-        self._filtered += filtered
-        self._documents.add(block.document_lengths)
-        self._sentences.add(block.sentence_lengths)
+        self.filtered += filtered
+        self._lengths.append(block.document_lengths.astype(np.int32))
         self.digests.append(block.digests)
 
-    def finish(self, bytes_read: int) -> Statistics:
-        """The statistics of all blocks."""
-        totals = self._totals
-        return Statistics(
-            **{name: totals[name] for name in _TOTALS},
-            unknown_fraction=totals["unknown_tokens"] / max(totals["tokens"], 1),
-            unknown_causes=self._unknown_causes,
-            tokens_per_word=totals["tokens"] / max(totals["words"], 1),
-            duplicates=repeated(self.digests),
-            bytes_read=bytes_read,
-            document_lengths=self._documents.quantiles(),
-            sentence_lengths=self._sentences.quantiles(),
-        )
+    @property
+    def documents(self) -> int:
+        """Number of documents."""
+        return self._totals["documents"]
 
     @property
-    def filtered(self) -> dict[str, int]:
-        """Number of documents that filters left out, by filter and reason."""
-        return {reason: self._filtered[reason] for reason in sorted(self._filtered)}
+    def duplicates(self) -> int:
+        """Number of documents whose digest occurred before."""
+        ordered = np.concatenate(self.digests).view("S16").ravel()
+        ordered.sort()
+        return int((ordered[1:] == ordered[:-1]).sum())
+
+    def finish(self, bytes_read: int) -> Statistics:
+        """The statistics of all blocks, of which at least one has a document."""
+        lengths = np.quantile(np.concatenate(self._lengths), QUANTILES, method="inverted_cdf").tolist()
+        totals = self._totals
+        return Statistics(
+            **totals,
+            unknown_fraction=totals["unknown_tokens"] / totals["tokens"],
+            unknown_causes=self._unknown_causes,
+            tokens_per_word=totals["tokens"] / max(totals["words"], 1),
+            duplicates=self.duplicates,
+            bytes_read=bytes_read,
+            document_lengths={f"{level:g}": length for level, length in zip(QUANTILES, lengths, strict=True)},
+        )
 
 
 class _Shard:
