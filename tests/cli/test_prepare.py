@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from discern.cli.main import main
-from discern.data.tokenizer import languages
+from discern.data import languages
 from tests.data.small_text import write_vocabulary
 
 
@@ -71,7 +71,7 @@ def test_a_check_names_what_is_unknown_to_the_vocabulary(
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     assert call(monkeypatch, tmp_path / "text.txt", "--check", "--workers", 1, "--tokenizer", vocabulary) == 0
     said = capsys.readouterr().out
-    assert "unknown are '☂' (U+2602): 100.0%" in said
+    assert "unknown are '☂' (U+2602): 100%" in said
     assert "no problems found" not in said
 
 
