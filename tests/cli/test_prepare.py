@@ -71,7 +71,7 @@ def test_a_check_names_what_is_unknown_to_the_vocabulary(
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     assert call(monkeypatch, tmp_path / "text.txt", "--check", "--workers", 1, "--tokenizer", vocabulary) == 0
     said = capsys.readouterr().out
-    assert "unknown are '☂' (U+2602): 100.0%" in said
+    assert "unknown are '☂' (U+2602): 100%" in said
     assert "no problems found" not in said
 
 

@@ -51,7 +51,7 @@ def _special(tokenizer: Tokenizer) -> dict[int, str]:
 
 
 def _has_special(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> bool:
-    special = _special(tokenizer).keys()
+    special = set(_special(tokenizer))
     return not all(special.isdisjoint(encoding.ids) for encoding in encodings)
 
 

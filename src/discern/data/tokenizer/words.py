@@ -92,8 +92,8 @@ def _by_characters(tokens: Sequence[str]) -> WordFinder:
     letters. Only ids are needed. Bytes that are part of a character count as letters.
     """
     texts = [decoders.ByteLevel().decode([token]) for token in tokens]
-    first = np.array([ord(_character_class(text[:1])) for text in texts])
-    last = np.array([ord(_character_class(text[-1:])) for text in texts])
+    first = np.array([ord(_character_class(text[:1])) for text in texts], dtype=np.uint8)
+    last = np.array([ord(_character_class(text[-1:])) for text in texts], dtype=np.uint8)
 
     def begins(sentences: Sentences) -> np.ndarray:
         left, right = last[sentences.ids][:-1], first[sentences.ids]
@@ -130,7 +130,10 @@ def _in_text(word_starts: WordStarts) -> WordFinder:
         visible = np.array([place for place, letter in enumerate(text) if not letter.isspace()] + [len(text)])
         # A token of spaces belongs to the next word. Of several tokens of one character (bytes), the first one counts.
         first = visible[np.searchsorted(visible, [start for start, _ in encoding.offsets])]
-        begins: np.ndarray = np.isin(first, list(word_starts(text))) & (first < len(text)) & (np.diff(first, prepend=-1) != 0)
+        is_boundary = np.zeros(len(text) + 1, dtype=bool)
+        is_boundary[list(word_starts(text))] = True
+        is_boundary[-1] = False
+        begins: np.ndarray = is_boundary[first] & (np.diff(first, prepend=-1) != 0)
         return begins
 
     def begins(sentences: Sentences) -> np.ndarray:
