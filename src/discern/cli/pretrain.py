@@ -19,7 +19,6 @@ from discern.cli.options import (
     launch_ranks,
 )
 from discern.cli.outputs import after_pretrain
-from discern.errors import ConfigError
 
 
 def pretrain(
@@ -87,15 +86,9 @@ def pretrain(
     with command(json_output=json_output, trains=True) as console:
         from discern.data.batching.mixture import parse_sources
 
-        sources, temperature = parse_sources(data), []
-        if data_temperature is not None:
-            temperature.append(f"data.mixture_temperature={data_temperature}")
-            if isinstance(sources, dict):
-                raise ConfigError(
-                    "--data-temperature gives the data sets weights, but --data has weights", hint="leave out one of the two"
-                )
+        temperature = [] if data_temperature is None else [f"data.mixture_temperature={data_temperature}"]
         options: dict[str, Any] = {
-            "data": sources,
+            "data": parse_sources(data),
             "out": out,
             "preset": preset,
             "overrides": (*temperature, *(set_ or ())),
