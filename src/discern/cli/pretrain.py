@@ -77,7 +77,7 @@ def pretrain(
 
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
 
-    Example: discern pretrain --preset electra-small --data BOOKS=0.7 --data NEWS=0.3 --out RUN
+    Example: discern pretrain --preset electra-small --data DATA=0.7 --data GENERAL=0.3 --out RUN
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
 
