@@ -25,7 +25,7 @@ def pretrain(
     config: ConfigArgument = None,
     *,
     data: Annotated[
-        list[str],
+        list[Path],
         typer.Option(
             "--data",
             metavar="DATA[=WEIGHT]",
@@ -88,7 +88,7 @@ def pretrain(
 
         temperature = [] if data_temperature is None else [f"data.mixture_temperature={data_temperature}"]
         options: dict[str, Any] = {
-            "data": parse_sources(data),
+            "data": parse_sources([*map(str, data)]),
             "out": out,
             "preset": preset,
             "overrides": (*temperature, *(set_ or ())),

@@ -160,6 +160,7 @@ class _Segment:
         streams: the stream of each source.
         weights: weight of each source in the rows.
         read: epochs of each source that are read before.
+        multiple: the stream of each source begins with a row number that is a multiple of it.
     """
 
     def __init__(
