@@ -14,6 +14,7 @@ from tests.docs.world import STEPS, Server, shell
 EXAMPLES = [(verb.name, line) for verb in verbs() for line in verb.examples if verb.name != "demo"]
 SMALL = {
     "--preset electra-small --data DATA --out RUN --set train.max_hours=10": f"--preset tiny --data DATA --out RUN {STEPS}",
+    "--preset electra-small --data DATA=0.7": f"--preset tiny {STEPS} --data DATA=0.7",
     "--set train.max_steps=20000": STEPS,
     "--set train.max_steps=2000": STEPS,
     "--set optimizer.decay_steps=2000": "--set optimizer.decay_steps=2",

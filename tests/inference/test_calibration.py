@@ -14,8 +14,7 @@ import torch
 
 from discern.cli.detect import detect as detect_command
 from discern.corruption.masking import quota
-from discern.data.batching.segments import PackedRows
-from discern.data.batching.stream import ExampleStream
+from discern.data.batching.segments import ExampleStream, PackedRows
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare

@@ -55,6 +55,7 @@ def test_the_figures_fit_together_and_nothing_is_written(tmp_path: Path, monkeyp
     figures = measure()
     assert figures["steps"] == 2
     assert figures["tokens_per_second"] * figures["step_milliseconds"] == pytest.approx(1000 * ROWS * 16)
+    assert figures["step_milliseconds_min"] <= figures["step_milliseconds"] <= figures["step_milliseconds_max"]
     assert figures["gemm_share"] == pytest.approx(figures["tokens_per_second"] / figures["gemm_limit_tokens_per_second"])
     assert figures["flops_per_second"] == pytest.approx(figures["flops_per_token"] * figures["tokens_per_second"])
     assert figures["peak_memory_bytes"] >= figures["peak_memory_bytes_forward"] > 2**20

@@ -61,7 +61,7 @@ def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, stable: P
     sizes = [(16, 4)] * 4 + [(16, 8)] * 4 + [(32, 4)] * 4
     flops = [step_flops(objective, objective.phases(12)[0], length, rows).executed for length, rows in sizes]
     assert estimated["flops"] == pytest.approx(sum(flops))
-    (short,), (long,) = training_stream(opened, config).streams
+    (short,), _, (long,) = training_stream(opened, config).streams
     assert estimated["epochs"] == pytest.approx(48 / short.num_rows + 16 / long.num_rows)
     records = [record for record in read_metrics(stable) if "tokens" in record]
     assert [record["flops"] for record in records] == [round(total) for total in accumulate(flops)]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import training_rows
-from discern.data.batching.segments import SegmentRows
-from discern.data.batching.stream import ExampleStream, RowStream
+from discern.data.batching.segments import ExampleStream, SegmentRows
+from discern.data.batching.stream import RowStream
 from discern.data.config import DataConfig
 from discern.diagnosis.health import Expectations, HealthMonitor
 from discern.errors import CheckpointError, DataError, NumericsError

@@ -178,7 +178,7 @@ def test_a_size_that_the_user_sets_turns_the_schedule_of_a_preset_off() -> None:
         ("train.batch_schedule=[[0,96],[50,192],[50,384]]", "each must begin after the one before"),
         ("train.batch_schedule=[[0,96],[50,96]]", "each must be larger than the one before"),
         ("data.length_schedule=[[0,4],[50,24]]", "the first at least 8"),
-        ("data.length_schedule=[[0,11],[50,24]];data.packing=two-part", "of an even length of at least 10"),
+        ("data.length_schedule=[[0,11],[50,24]];data.packing=two-part", "an even sequence_length of at least 10, not 11"),
         (
             "train.batch_schedule=[[0,512],[500,1024]];train.sequences_per_step=8",
             "ends with 16, but train.sequences_per_step is 8",

@@ -143,6 +143,7 @@ def pretrain(
     *,
     data: DataSets,
     out: PathLike,
+    data_temperature: float | None = None,
     preset: str | None = None,
     settings: Settings | None = None,
     init_from: PathLike | None = None,
@@ -159,6 +160,7 @@ def pretrain(
         data: data set, as made by `prepare`; or several to mix: a list, weighted by size, or shares of the tokens:
             `{"books": 0.7, "news": 0.3}`.
         out: folder of the run.
+        data_temperature: without weights, a data set of n tokens has the share p ~ n^(1/T); None: 1.
         preset: name of the recipe to start from; `discern config presets` lists them.
         settings: settings that override preset and file: `{"train.max_steps": 1000}`.
         init_from: model whose weights initialize the run; no preset is needed then.
@@ -178,6 +180,8 @@ def pretrain(
         KeyboardInterrupt: Ctrl-C was pressed; the run is saved, and the same call resumes it.
     """
     listener = progress or Logged()
+    if data_temperature is not None:
+        settings = {**(settings or {}), "data.mixture_temperature": data_temperature}
     options: dict[str, Any] = {
         "data": data,
         "out": Path(out),

@@ -39,7 +39,7 @@ def adapt(
     ],
     *,
     data: Annotated[
-        list[str],
+        list[Path],
         typer.Option(
             "--data",
             metavar="DATA[=WEIGHT]",
@@ -97,7 +97,7 @@ def adapt(
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)
         options: dict[str, Any] = {
-            "data": parse_sources(data),
+            "data": parse_sources([*map(str, data)]),
             "out": out,
             "config": config,
             "overrides": tuple(set_ or ()),

@@ -122,6 +122,8 @@ def evaluate(
             warn=console.warn,
         )
         lines = [f"  {name:<26} {value:.4f}" for name, value in metrics.items() if isinstance(value, float)]
+        by_source = metrics.get("heldout_by_source", {})
+        lines += [f"  {f'loss of {name}':<26} {each['heldout_loss']:.4f}" for name, each in by_source.items()]
         if "calibration" in metrics:
             lines.append(f"  {'calibration_error':<26} {metrics['calibration']['expected_calibration_error']:.4f}")
         console.result(

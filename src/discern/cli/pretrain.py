@@ -19,14 +19,13 @@ from discern.cli.options import (
     launch_ranks,
 )
 from discern.cli.outputs import after_pretrain
-from discern.errors import ConfigError
 
 
 def pretrain(
     config: ConfigArgument = None,
     *,
     data: Annotated[
-        list[str],
+        list[Path],
         typer.Option(
             "--data",
             metavar="DATA[=WEIGHT]",
@@ -78,7 +77,7 @@ def pretrain(
 
     Example: discern pretrain --preset electra-small --data DATA --out RUN --set train.max_hours=10
 
-    Example: discern pretrain --preset electra-small --data BOOKS=0.7 --data NEWS=0.3 --out RUN
+    Example: discern pretrain --preset electra-small --data DATA=0.7 --data GENERAL=0.3 --out RUN
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
 
@@ -87,15 +86,9 @@ def pretrain(
     with command(json_output=json_output, trains=True) as console:
         from discern.data.batching.mixture import parse_sources
 
-        sources, temperature = parse_sources(data), []
-        if data_temperature is not None:
-            temperature.append(f"data.mixture_temperature={data_temperature}")
-            if isinstance(sources, dict):
-                raise ConfigError(
-                    "--data-temperature gives the data sets weights, but --data has weights", hint="leave out one of the two"
-                )
+        temperature = [] if data_temperature is None else [f"data.mixture_temperature={data_temperature}"]
         options: dict[str, Any] = {
-            "data": sources,
+            "data": parse_sources([*map(str, data)]),
             "out": out,
             "preset": preset,
             "overrides": (*temperature, *(set_ or ())),

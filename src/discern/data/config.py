@@ -66,7 +66,8 @@ class DataConfig(Section):
     def unread(self) -> dict[str, str]:
         of_segments = ("overflow", "short_sequence_probability", "single_segment_probability")
         needed = dict.fromkeys(of_segments, "segments") | {"reversed_rows": "two-part"}
-        return {name: f"packing = '{packing}'" for name, packing in needed.items() if packing != self.packing}
+        unread = {name: f"packing = '{packing}'" for name, packing in needed.items() if packing != self.packing}
+        return unread | ({"mixture_temperature": "mixture = []"} if self.mixture else {})
 
     def at_length(self, sequence_length: int) -> DataConfig:
         """These settings for rows of one length."""

@@ -16,8 +16,7 @@ from torch import Tensor
 from discern.corruption.masking import MaskingContext, uniform
 from discern.corruption.randomness import Randomness, key_of
 from discern.corruption.sampling import sample_tokens
-from discern.data.batching.segments import PackedRows
-from discern.data.batching.stream import ExampleStream
+from discern.data.batching.segments import ExampleStream, PackedRows
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError
 from discern.inference.detection import CALIBRATION_FORMAT, DetectionModel, head_fingerprint, load_detection_model

@@ -147,7 +147,7 @@ def _plan(
     """Plan the run, and check that its gains can be measured: there are held-out rows, and a loss over words."""
     share = 0.2 if replay_share is None else replay_share
     if replay is None and replay_share is not None:
-        raise ConfigError(f"the share of replayed text is {share:g}, but there is no text to replay", hint="add --replay DATA")
+        raise ConfigError(f"--replay-share {share:g} needs the text to replay", hint="add --replay DATA")
     if not 0 <= share < 1:
         raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint="--replay-share 0.2")
     if replay is not None:

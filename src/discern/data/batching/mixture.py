@@ -160,6 +160,7 @@ class _Segment:
         streams: the stream of each source.
         weights: weight of each source in the rows.
         read: epochs of each source that are read before.
+        multiple: the stream of each source begins with a row number that is a multiple of it.
     """
 
     def __init__(
@@ -246,7 +247,7 @@ class MixedStream:
             chosen = np.flatnonzero(sources == source)
             parts.append((chosen, segment.streams[source].batch(numbers[chosen], slots[chosen])))
         # Masks follow from the index, so that rows of the same number in different sources have different masks.
-        return replace(join_batches(parts), example_index=torch.from_numpy(indices.astype(np.int64)))
+        return replace(join_batches(parts), example_index=torch.from_numpy(indices))
 
     def _segment(self, row: int) -> _Segment:
         return self._segments[bisect_right(self._segments, row, key=lambda segment: segment.first) - 1]

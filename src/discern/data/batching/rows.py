@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from discern.config.schedule import ScheduleSegment
 from discern.data.batching.mixture import MixedStream, weights_by_size
-from discern.data.batching.segments import PackedRows, SegmentRows
-from discern.data.batching.stream import ExampleStream, RowStream
+from discern.data.batching.segments import ExampleStream, PackedRows, SegmentRows
+from discern.data.batching.stream import RowStream
 from discern.data.batching.two_part import ForwardText, TwoPartStream
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import TokenSplit

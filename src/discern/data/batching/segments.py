@@ -1,14 +1,25 @@
-"""Two-segment examples, as the released ELECTRA code builds them."""
+"""Rows of packing `segments` and `packed`, and the endless stream of them."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.batching.stream import Integers, Rows, derive_key, document_bounds, hash_integers, hash_uniforms, read_offsets
+from discern.data.batching.stream import (
+    Integers,
+    Rows,
+    derive_key,
+    document_bounds,
+    hash_integers,
+    hash_uniforms,
+    join_batches,
+    permute,
+    read_offsets,
+    to_batch,
+)
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import Shard, TokenSplit
-from discern.types import SpecialTokens
+from discern.types import SpecialTokens, TokenBatch
 
 _BLOCK = 1 << 16  # tokens; longer documents are cut into blocks, so that few passes are needed
 
@@ -196,3 +207,29 @@ class PackedRows:
         begins = np.maximum.accumulate(np.where(turns, columns, 0), axis=1)
         pieces, types = np.cumsum(turns, axis=1), np.zeros_like(input_ids)
         return Rows(input_ids, counts[:, 0] + 1, is_special, types, columns - begins, pieces, word_starts)
+
+
+class ExampleStream:
+    """The endless sequence of examples that training reads. Each epoch is shuffled in a new order.
+
+    Args:
+        packing: the rows of an epoch.
+        seed: decides the order.
+        shuffle: if False, rows come in their own order, for evaluation.
+    """
+
+    def __init__(self, packing: SegmentRows | PackedRows, seed: int, *, shuffle: bool = True) -> None:
+        self.packing, self.num_rows = packing, packing.num_rows
+        self._seed, self._shuffle = seed, shuffle
+
+    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
+        """The examples at these places of the sequence; index // num_rows is the epoch."""
+        epochs, places = np.divmod(indices, self.num_rows)
+        parts: list[tuple[Integers, TokenBatch]] = []
+        for epoch in np.unique(epochs):
+            chosen = np.flatnonzero(epochs == epoch)
+            numbers = places[chosen]
+            if self._shuffle:
+                numbers = permute(numbers, self.num_rows, derive_key(self._seed, "row order", int(epoch)))
+            parts.append((chosen, to_batch(self.packing.rows(numbers, int(epoch)), indices[chosen], slots[chosen])))
+        return join_batches(parts)

@@ -1,4 +1,4 @@
-"""Permutations and random numbers that are functions of a key and an index: each is available without the previous ones."""
+"""Permutations and random numbers that are functions of a key and an index, and what all streams of rows share."""
 
 from __future__ import annotations
 
@@ -108,41 +108,6 @@ class RowStream(Protocol):
             indices: (B,) from 0.
             slots: (B,) place of each row in the global batch.
         """
-
-
-class Packing(Protocol):
-    """The rows of one epoch over a split, by number."""
-
-    num_rows: int
-
-    def rows(self, numbers: Integers, epoch: int) -> Rows:
-        """The rows with these numbers, each in [0, num_rows), in this epoch."""
-
-
-class ExampleStream:
-    """The endless sequence of examples that training reads. Each epoch is shuffled in a new order.
-
-    Args:
-        packing: the rows of an epoch.
-        seed: decides the order.
-        shuffle: if False, rows come in their own order, for evaluation.
-    """
-
-    def __init__(self, packing: Packing, seed: int, *, shuffle: bool = True) -> None:
-        self.packing, self.num_rows = packing, packing.num_rows
-        self._seed, self._shuffle = seed, shuffle
-
-    def batch(self, indices: Integers, slots: Integers) -> TokenBatch:
-        """The examples at these places of the sequence; index // num_rows is the epoch."""
-        epochs, places = np.divmod(indices, self.num_rows)
-        parts: list[tuple[Integers, TokenBatch]] = []
-        for epoch in np.unique(epochs):
-            chosen = np.flatnonzero(epochs == epoch)
-            numbers = places[chosen]
-            if self._shuffle:
-                numbers = permute(numbers, self.num_rows, derive_key(self._seed, "row order", int(epoch)))
-            parts.append((chosen, to_batch(self.packing.rows(numbers, int(epoch)), indices[chosen], slots[chosen])))
-        return join_batches(parts)
 
 
 def to_batch(rows: Rows, indices: Integers, slots: Integers) -> TokenBatch:
