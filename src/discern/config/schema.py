@@ -144,7 +144,7 @@ def _table(config: BaseModel) -> dict[str, Any]:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            table[name] = _table(value)
+            table |= {name: section} if (section := _table(value)) else {}
         elif value is not None:
             table[name] = plain(value)
         elif field.get_default(call_default_factory=True, validated_data={}) is not None:
