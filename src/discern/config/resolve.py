@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -171,7 +172,16 @@ class Resolution:
         for key, setting in settings.items():
             section = key.rpartition(".")[0]
             if key in self._fields:
-                values |= self._readable(key, setting.value)
+                value, kind = setting.value, self._fields[key].annotation
+                kinds = (kind, *get_args(kind))
+                if value == NONE and NoneType in kinds:
+                    values[key] = None
+                elif isinstance(value, bool) and bool not in kinds:  # pydantic reads them as 1 and 0
+                    self.problems.append(self._wrong_value(key))
+                elif isinstance(value, int) and abs(value) >= 2**63:
+                    self.problems.append(self._wrong_value(key, "expected a number of at most 64 bits"))
+                else:
+                    values[key] = value
             elif section in open_sections or (key in self._sections and setting.value == {}):
                 continue  # its keys are unknown, or it is a heading without settings
             elif self._is_for_another_variant(section, key):
@@ -214,18 +224,6 @@ class Resolution:
         """Report the validation errors of a section, or of the root, in the user's terms."""
         self.problems += [self._problem(section, entry) for entry in error.errors(include_url=False)]
 
-    def _readable(self, key: str, value: object) -> dict[str, object]:
-        """The value by its key, None for 'none'. Nothing for what pydantic would misread, which is reported."""
-        if value == NONE or isinstance(value, int):
-            types = [kind.get("type") for kind in alternatives(self._fields[key])]
-            if value == NONE and "null" in types:
-                return {key: None}
-            is_switch = isinstance(value, bool)  # pydantic reads true and false as 1 and 0
-            if isinstance(value, int) and ("boolean" not in types if is_switch else abs(value) >= 2**63):
-                self.problems.append(self._wrong_value(key, "" if is_switch else "expected a number of at most 64 bits"))
-                return {}
-        return {key: value}
-
     def _validate(self, section: str, values: Mapping[str, object]) -> None:
         try:
             self.parts[section] = self._sections[section].model_validate(values)
@@ -244,8 +242,7 @@ class Resolution:
         """Whether a preset suggests a value, and something else chose the variant of its section."""
         if section not in self._variants or self.origin(key).kind != "preset":
             return False
-        choice = self.origin(f"{section}.{self._variants[section].key}")
-        return choice is not DEFAULT and choice.label != self.origin(key).label
+        return self.origin(f"{section}.{self._variants[section].key}").label != self.origin(key).label
 
     def _drop(self, key: str, reason: str) -> None:
         setting = self.settings.pop(key)
