@@ -129,7 +129,7 @@ def resolve(
             work.report(error)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
-    origins = {key: str(work.origin(key)) for key in flatten(config)}
+    origins = {key: work.origin(key).label for key in flatten(config)}
     written = {key for key in work.user_set if work.settings[key].origin.written}
     return Resolved(config, origins, work.dropped, work.user_set, frozenset(written))
 
@@ -247,7 +247,7 @@ class Resolution:
     def _drop(self, key: str, reason: str) -> None:
         setting = self.settings.pop(key)
         place = self._place(key.rpartition(".")[0])
-        self.dropped.append(Dropped(key, setting.value, str(setting.origin), f"{place} {reason}"))
+        self.dropped.append(Dropped(key, setting.value, setting.origin.label, f"{place} {reason}"))
 
     def _place(self, section: str) -> str:
         """A section with its variant: "[objective] with name = 'mlm'"."""
@@ -288,21 +288,16 @@ class Resolution:
             origins = [f"{name}: {self.settings[key].origin.where}" for name, key in names.items() if key in self.settings]
             place = f"[{section}] " if section else ""
             return Problem(section, f"{place}{message}" + (f" ({', '.join(origins)})" if origins else ""))
-        if key not in self.settings:
-            return Problem(key, f"{key} is missing; expected {expectation(self._fields[key])}", self._about(key))
         return self._wrong_value(key, message if entry["type"] == "value_error" else "")
 
     def _wrong_value(self, key: str, reason: str = "") -> Problem:
         """A value that its field does not accept."""
-        field, setting = self._fields[key], self.settings[key]
+        field = self._fields[key]
+        setting = self.settings.get(key, Setting(field.default, DEFAULT))
         words = [word for kind in alternatives(field) for word in choices(kind)]
         guess = nearest(setting.value.lower(), words) if isinstance(setting.value, str) else None
         text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason or f'expected {expectation(field)}'}"
-        return Problem(key, text, f"did you mean '{guess}'?" if guess else self._about(key))
-
-    def _about(self, key: str) -> str | None:
-        description = self._fields[key].description
-        return f"{key}: {description}" if description else None
+        return Problem(key, text, f"did you mean '{guess}'?" if guess else f"{key}: {field.description}")
 
 
 def _other_names(field: FieldInfo) -> list[str]:

@@ -253,7 +253,7 @@ class StagedFolder:
         """
         sync_folder(self.path)
         try:
-            if replace and self.target.is_dir() and any(self.target.iterdir()):
+            if replace and self._is_filled:
                 self.target.rename(self._previous)
             self.path.rename(self.target)
         except BaseException:
@@ -274,8 +274,12 @@ class StagedFolder:
         for path in (self.path, self._previous):
             shutil.rmtree(path, ignore_errors=True)
 
+    @property
+    def _is_filled(self) -> bool:
+        return self.target.is_dir() and any(self.target.iterdir())
+
     def _restore(self) -> None:
-        if self._previous.is_dir() and not (self.target.is_dir() and any(self.target.iterdir())):
+        if self._previous.is_dir() and not self._is_filled:
             self._previous.rename(self.target)  # replaces an empty folder
 
 
