@@ -255,7 +255,7 @@ def write(path: Path, text: str) -> Path:
 )
 def test_an_override_is_toml_where_it_can_be_and_text_otherwise(text: str, value: object) -> None:
     setting = parse_overrides([f"train.x={text}"])["train.x"]
-    assert (setting.value, type(setting.value), str(setting.origin)) == (value, type(value), "--set")
+    assert (setting.value, type(setting.value), setting.origin.label) == (value, type(value), "--set")
 
 
 def test_overrides_win_over_earlier_ones_and_those_without_a_value_are_all_named() -> None:
@@ -273,10 +273,10 @@ def test_later_layers_win_and_every_value_keeps_its_origin(tmp_path: Path) -> No
     assert (settings["train.seed"].value, settings["train.seed"].origin.where) == (4, "--set")
     assert settings["train.max_steps"].origin.where == f"{tmp_path / 'run.toml'}, line 5"
     assert settings["data.packing"].origin.where.endswith("run.toml, line 3")
-    assert str(settings["train.log_every_steps"].origin).endswith("common.toml")
-    assert (str(settings["model.num_layers"].origin), settings["model.num_layers"].origin.by_user) == ("preset tiny", False)
+    assert settings["train.log_every_steps"].origin.label.endswith("common.toml")
+    assert (settings["model.num_layers"].origin.label, settings["model.num_layers"].origin.by_user) == ("preset tiny", False)
     assert "extends" not in settings
-    assert str(collect("electra-small-plusplus", None, [])["model.num_layers"].origin) == "preset electra-small"
+    assert collect("electra-small-plusplus", None, [])["model.num_layers"].origin.label == "preset electra-small"
 
 
 def test_a_preset_below_a_file(tmp_path: Path) -> None:

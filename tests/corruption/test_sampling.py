@@ -6,8 +6,8 @@ import torch
 from scipy import stats
 
 from discern import kernels
+from discern.corruption.masking import Sampling, sample_tokens, top_p_logits
 from discern.corruption.randomness import Randomness, key_of
-from discern.corruption.sampling import Sampling, sample_tokens, top_p_logits
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 2.0])

@@ -8,7 +8,7 @@ from fractions import Fraction
 import pytest
 import torch
 
-from discern.corruption.sampling import Sampling
+from discern.corruption.masking import Sampling
 from discern.inference import scorers
 from discern.inference.discriminative_scorers import inverted
 from discern.inference.scoring import ScoringModel

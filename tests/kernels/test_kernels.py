@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern import kernels
-from discern.corruption.sampling import sample_tokens
+from discern.corruption.masking import sample_tokens
 from discern.training.config import OptimizerConfig
 from discern.training.optimizer import Optimizer, clip_gradients
 from tests.paths import on_path

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from discern.corruption.sampling import Sampling, sample_tokens
+from discern.corruption.masking import Sampling, sample_tokens
 from discern.models.heads import MaskedLMHead
 from discern.objectives.losses import ChunkedLogits, DenseLogits, word_logits
 from discern.types import Places

@@ -103,9 +103,6 @@ def test_an_output_folder_stands_apart_from_what_is_read(run: Path, tmp_path: Pa
         check_apart("--out", run / "checkpoints" / "..", run)
     with pytest.raises(ConfigError, match=r"holds .*first, which the command reads"):
         check_apart("--out", run.parent, run)
-    (tmp_path / "loop").symlink_to("loop")
-    with pytest.raises(ConfigError, match=r"cannot write to .*loop: Too many levels of symbolic links\n.*hint: "):
-        check_apart("--out", tmp_path / "loop")
 
 
 def test_devices_and_pipes_may_be_written_to(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ _WRITTEN_BESIDE = {"config.toml": ("run.json", "finetuned.json"), "discern.toml"
 
 @dataclass(frozen=True)
 class Origin:
-    """The layer that a value comes from; `str()` returns the text that `config show` prints.
+    """The layer that a value comes from.
 
     Attributes:
         kind: the sort of layer.
-        label: name of the layer: "preset electra-small", "run.toml", "--set", "default".
+        label: name of the layer, as `config show` prints it: "preset electra-small", "run.toml", "--set", "default".
         line: line of the file, if known.
         written: whether discern wrote the file.
     """
@@ -34,9 +34,6 @@ class Origin:
     label: str
     line: int | None = None
     written: bool = False
-
-    def __str__(self) -> str:
-        return self.label
 
     @property
     def by_user(self) -> bool:

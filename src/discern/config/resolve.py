@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from types import NoneType
+from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
@@ -128,7 +129,7 @@ def resolve(
             work.report(error)
     if config is None or work.problems:
         raise InvalidConfigError(work.problems)
-    origins = {key: str(work.origin(key)) for key in flatten(config)}
+    origins = {key: work.origin(key).label for key in flatten(config)}
     written = {key for key in work.user_set if work.settings[key].origin.written}
     return Resolved(config, origins, work.dropped, work.user_set, frozenset(written))
 
@@ -171,7 +172,16 @@ class Resolution:
         for key, setting in settings.items():
             section = key.rpartition(".")[0]
             if key in self._fields:
-                values |= self._readable(key, setting.value)
+                value, kind = setting.value, self._fields[key].annotation
+                kinds = (kind, *get_args(kind))
+                if value == NONE and NoneType in kinds:
+                    values[key] = None
+                elif isinstance(value, bool) and bool not in kinds:  # pydantic reads them as 1 and 0
+                    self.problems.append(self._wrong_value(key))
+                elif isinstance(value, int) and abs(value) >= 2**63:
+                    self.problems.append(self._wrong_value(key, "expected a number of at most 64 bits"))
+                else:
+                    values[key] = value
             elif section in open_sections or (key in self._sections and setting.value == {}):
                 continue  # its keys are unknown, or it is a heading without settings
             elif self._is_for_another_variant(section, key):
@@ -214,18 +224,6 @@ class Resolution:
         """Report the validation errors of a section, or of the root, in the user's terms."""
         self.problems += [self._problem(section, entry) for entry in error.errors(include_url=False)]
 
-    def _readable(self, key: str, value: object) -> dict[str, object]:
-        """The value by its key, None for 'none'. Nothing for what pydantic would misread, which is reported."""
-        if value == NONE or isinstance(value, int):
-            types = [kind.get("type") for kind in alternatives(self._fields[key])]
-            if value == NONE and "null" in types:
-                return {key: None}
-            is_switch = isinstance(value, bool)  # pydantic reads true and false as 1 and 0
-            if isinstance(value, int) and ("boolean" not in types if is_switch else abs(value) >= 2**63):
-                self.problems.append(self._wrong_value(key, "" if is_switch else "expected a number of at most 64 bits"))
-                return {}
-        return {key: value}
-
     def _validate(self, section: str, values: Mapping[str, object]) -> None:
         try:
             self.parts[section] = self._sections[section].model_validate(values)
@@ -244,13 +242,12 @@ class Resolution:
         """Whether a preset suggests a value, and something else chose the variant of its section."""
         if section not in self._variants or self.origin(key).kind != "preset":
             return False
-        choice = self.origin(f"{section}.{self._variants[section].key}")
-        return choice is not DEFAULT and choice.label != self.origin(key).label
+        return self.origin(f"{section}.{self._variants[section].key}").label != self.origin(key).label
 
     def _drop(self, key: str, reason: str) -> None:
         setting = self.settings.pop(key)
         place = self._place(key.rpartition(".")[0])
-        self.dropped.append(Dropped(key, setting.value, str(setting.origin), f"{place} {reason}"))
+        self.dropped.append(Dropped(key, setting.value, setting.origin.label, f"{place} {reason}"))
 
     def _place(self, section: str) -> str:
         """A section with its variant: "[objective] with name = 'mlm'"."""
@@ -291,21 +288,16 @@ class Resolution:
             origins = [f"{name}: {self.settings[key].origin.where}" for name, key in names.items() if key in self.settings]
             place = f"[{section}] " if section else ""
             return Problem(section, f"{place}{message}" + (f" ({', '.join(origins)})" if origins else ""))
-        if key not in self.settings:
-            return Problem(key, f"{key} is missing; expected {expectation(self._fields[key])}", self._about(key))
         return self._wrong_value(key, message if entry["type"] == "value_error" else "")
 
     def _wrong_value(self, key: str, reason: str = "") -> Problem:
         """A value that its field does not accept."""
-        field, setting = self._fields[key], self.settings[key]
+        field = self._fields[key]
+        setting = self.settings.get(key, Setting(field.default, DEFAULT))
         words = [word for kind in alternatives(field) for word in choices(kind)]
         guess = nearest(setting.value.lower(), words) if isinstance(setting.value, str) else None
         text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason or f'expected {expectation(field)}'}"
-        return Problem(key, text, f"did you mean '{guess}'?" if guess else self._about(key))
-
-    def _about(self, key: str) -> str | None:
-        description = self._fields[key].description
-        return f"{key}: {description}" if description else None
+        return Problem(key, text, f"did you mean '{guess}'?" if guess else f"{key}: {field.description}")
 
 
 def _other_names(field: FieldInfo) -> list[str]:

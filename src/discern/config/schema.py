@@ -144,7 +144,7 @@ def _table(config: BaseModel) -> dict[str, Any]:
     for name, field in type(config).model_fields.items():
         value = getattr(config, name)
         if isinstance(value, BaseModel):
-            table[name] = _table(value)
+            table |= {name: section} if (section := _table(value)) else {}
         elif value is not None:
             table[name] = plain(value)
         elif field.get_default(call_default_factory=True, validated_data={}) is not None:
@@ -168,5 +168,5 @@ def toml_value(value: Any) -> str:
 def diff(left: BaseModel, right: BaseModel) -> list[tuple[str, Any, Any]]:
     """Keys whose values differ, with both values; `ABSENT` if a side does not have the key."""
     first, second = flatten(left), flatten(right)
-    pairs = [(key, first.get(key, ABSENT), second.get(key, ABSENT)) for key in {**first, **second}]
-    return [pair for pair in pairs if pair[1] != pair[2]]
+    keys = {**first, **second}
+    return [(key, a, b) for key in keys if (a := first.get(key, ABSENT)) != (b := second.get(key, ABSENT))]

@@ -13,9 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from discern.corruption.masking import MaskingContext, uniform
+from discern.corruption.masking import MaskingContext, sample_tokens, uniform
 from discern.corruption.randomness import Randomness, key_of
-from discern.corruption.sampling import sample_tokens
 from discern.data.batching.segments import ExampleStream, PackedRows
 from discern.data.dataset.shards import TokenData
 from discern.errors import ConfigError, DataError

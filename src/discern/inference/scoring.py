@@ -12,8 +12,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from tokenizers import Encoding
 
-from discern.corruption.masking import chosen_share
-from discern.corruption.sampling import Sampling
+from discern.corruption.masking import Sampling, chosen_share
 from discern.data.tokenizer import special_tokens
 from discern.data.tokenizer.tokens import encode_texts
 from discern.data.tokenizer.words import Sentences, word_finder

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from discern.config.schedule import RunPoint
 from discern.config.schema import OTHER_NAME, Section
 from discern.corruption import MASKINGS_OF_WORDS, maskings
-from discern.corruption.sampling import Sampling
+from discern.corruption.masking import Sampling
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
 from discern.models.config import ModelConfig

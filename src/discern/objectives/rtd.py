@@ -18,9 +18,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.config.schedule import RunPoint
-from discern.corruption.masking import chosen_share
+from discern.corruption.masking import Sampling, chosen_share
 from discern.corruption.randomness import Randomness
-from discern.corruption.sampling import Sampling
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig

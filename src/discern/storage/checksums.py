@@ -279,8 +279,11 @@ def verify_folder(folder: Path) -> None:
     Raises:
         DataError: a file has changed since it was written, or is missing.
     """
+    for name in lost_files(folder):
+        hint = f"copy it back, or remove {folder} to make it again"
+        raise DataError(f"{folder / name} is missing, which {CHECKSUMS_NAME} lists", hint=hint)
     for name in read_checksums(folder):
-        if has_file(folder, name):
+        if (folder / name).is_file():
             verify(folder / name)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import stat
 import sys
 import tempfile
 import time
@@ -285,12 +284,5 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether writing to a path replaces nothing: it is a device, a pipe or an open descriptor. A folder refuses it.
-
-    Raises:
-        OSError: it cannot be reached.
-    """
-    try:
-        return str(path) in _STANDARD or not stat.S_ISREG(path.stat().st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return False
+    """Whether writing to a path replaces nothing: it is a device, a pipe or an open descriptor. A folder refuses it."""
+    return str(path) in _STANDARD or (os.path.exists(path) and not os.path.isfile(path))

@@ -46,6 +46,8 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
         return
     if str(out) == "-":
         raise ConfigError(f"{option} - would create a file named '-'", hint=f"without {option} results go to standard output")
+    if out.suffix in (".gz", ".xz", ".bz2", ".zst"):
+        raise ConfigError(f"{out} would contain plain text", hint=f"leave out {out.suffix}, and compress the file afterwards")
     if os.path.isdir(out):
         raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
     elsewhere = f"write to another file: {option} {example}"
@@ -69,13 +71,9 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
     Raises:
         ConfigError: `out` is an input or contains one, is inside a data set, run or model, or cannot be written to.
     """
-    try:
-        if not out.is_dir() and is_stream(out):  # its content is not replaced
-            return
-    except OSError as problem:
-        elsewhere = hint or f"choose another path for {option}"
-        raise ConfigError(f"cannot write to {out}: {problem.strerror or problem}", hint=elsewhere) from None
-    existing = [Path(os.path.realpath(read)) for read in reads if read is not None and read.exists()]
+    if is_stream(out) and not os.path.isdir(out):  # its content is not replaced
+        return
+    existing = [Path(os.path.realpath(read)) for read in reads if read is not None and os.path.exists(read)]
     owned = {read / name for read in existing for name in own}
     # A link is checked on both sides: it may be a file of a data set that is stored elsewhere.
     place, target = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name))), Path(os.path.realpath(out))
@@ -90,9 +88,9 @@ def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str
             if not (folder / "work" in path.parents and (folder / "comparison.json").exists()):
                 refuse(f"lies inside {folder}, which is a data set, a run or a model", folder)
     for read in existing:
-        if out.exists() and out.samefile(read):
+        if os.path.exists(out) and out.samefile(read):
             refuse("is read by the command, and cannot replace itself" if read.is_dir() else "is the input", read)
-        if out.is_dir() and target in read.parents:
+        if target in read.parents and os.path.isdir(out):
             refuse(f"holds {read}, which the command reads", read)
 
 
@@ -255,7 +253,7 @@ class StagedFolder:
         """
         sync_folder(self.path)
         try:
-            if replace and self.target.is_dir() and any(self.target.iterdir()):
+            if replace and self._is_filled:
                 self.target.rename(self._previous)
             self.path.rename(self.target)
         except BaseException:
@@ -276,8 +274,12 @@ class StagedFolder:
         for path in (self.path, self._previous):
             shutil.rmtree(path, ignore_errors=True)
 
+    @property
+    def _is_filled(self) -> bool:
+        return self.target.is_dir() and any(self.target.iterdir())
+
     def _restore(self) -> None:
-        if self._previous.is_dir() and not (self.target.is_dir() and any(self.target.iterdir())):
+        if self._previous.is_dir() and not self._is_filled:
             self._previous.rename(self.target)  # replaces an empty folder
 
 
