@@ -84,8 +84,8 @@ def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
         DataError: two have the same name.
     """
     columns = [field.strip() or f"column {place}" for place, field in enumerate(header, start=1)]
-    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
-    if twice is not None:
+    twice = max(columns, key=columns.count, default="")
+    if columns.count(twice) > 1:
         raise DataError(
             f"{where}: two columns are named '{twice}'",
             hint="give every column a name of its own in the first line; if that line is not a header, write one above it",
@@ -96,7 +96,7 @@ def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
 def is_header(fields: Sequence[str]) -> bool:
     """Whether these look like column names: short, and not numbers. The first may be empty, for an index."""
     names = [field.strip() for field in fields]
-    filled = names[1:] if names and not names[0] and len(names) > 1 else names
+    filled = names[1:] if names[:1] == [""] and len(names) > 1 else names
     return all(
         name and len(name) <= 40 and len(name.split()) <= 4 and number_in(name) is None and name[-1] not in ".!?。！？"
         for name in filled
@@ -683,11 +683,9 @@ def _texts(table: Table) -> dict[str, list[str]]:
 
 def _are_texts(cells: Sequence[str]) -> bool:
     """Whether the cells of a column contain several words on average."""
-    if not cells or all(number_in(cell) is not None for cell in cells):
-        return False
-    words = sum(len(cell.split()) for cell in cells) / len(cells)
-    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells) / len(cells)
-    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+    words = sum(len(cell.split()) for cell in cells)
+    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells)
+    return bool(cells) and (words >= _FEWEST_WORDS * len(cells) or ideographs >= _FEWEST_CHARACTERS * len(cells))
 
 
 def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:

@@ -160,13 +160,8 @@ def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None])
         else:
             file = open(item.path or sys.stdin.fileno(), "rb", closefd=item.path is not None)  # noqa: SIM115 (closed below)
 
-        def counted() -> Iterator[bytes]:
-            for block in blocks(file):
-                count_bytes(len(block))
-                yield block
-
         with closing(file):
-            yield from read_stream(opened(counted()), context)
+            yield from read_stream(opened(blocks(file, count_bytes)), context)
 
 
 class _Search:

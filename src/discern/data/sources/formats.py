@@ -221,14 +221,18 @@ _DOCUMENTS = {
 
 def _zip(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The files of an archive, in order."""
-    with _seekable(stream) as file, zipfile.ZipFile(file) as archive:
-        if content := next((_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS), None):
-            raise NotTextError(context.name, *content)
+    with _seekable(stream) as content, zipfile.ZipFile(content) as archive:
+        if refusals := [_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS]:
+            raise NotTextError(context.name, *refusals[0])
         for member in archive.infolist():
             check_expansion(f"{context.name}!{member.filename}", member.file_size, member.compress_size)
             if not member.is_dir():
-                with archive.open(member) as content_of:
-                    yield from context.read_member(content_of, member.filename)
+                try:
+                    file = archive.open(member)
+                except RuntimeError as problem:  # encrypted, or an unknown compression
+                    raise DamagedFileError(problem) from problem
+                with file:
+                    yield from context.read_member(file, member.filename)
 
 
 # Records
@@ -416,7 +420,7 @@ def _npy(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
 
 
 def _ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
-    for block in blocks(stream, count * dtype.itemsize):
+    while block := stream.read(count * dtype.itemsize):
         if len(block) % dtype.itemsize:
             raise DamagedFileError("it ends inside a token id")
         yield np.frombuffer(block, dtype).astype(np.int64)

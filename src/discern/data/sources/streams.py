@@ -83,9 +83,15 @@ def head_of(stream: io.BufferedReader) -> bytes:
     return stream.peek(HEAD_BYTES)
 
 
-def blocks(stream: Readable, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The content of a stream, block by block."""
-    return iter(partial(stream.read, size), b"")
+def blocks(stream: Readable, report: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
+    """The content of a stream, block by block.
+
+    Args:
+        report: called with the size of each.
+    """
+    while block := stream.read(BLOCK_BYTES):
+        report(len(block))
+        yield block
 
 
 FREE_BYTES = 1 << 26
@@ -162,21 +168,31 @@ def _decompress(stream: io.BufferedReader, start: Callable[[], Any], name: str) 
         raise DamagedFileError("it ends inside a compressed stream")
 
 
+_DAMAGE = (
+    DamagedFileError,
+    EOFError,
+    lzma.LZMAError,
+    zlib.error,
+    zstandard.ZstdError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    HTTPException,  # a header of a web archive
+)
+
+
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Turn errors of reading and decompressing into a DataError that names the file."""
-    damage = (DamagedFileError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, HTTPException)
     try:
         yield
-    except (OSError, *damage, zipfile.BadZipFile, RuntimeError) as problem:  # zipfile: encrypted, or an unknown compression
-        path = Path(name)
+    except (OSError, *_DAMAGE) as problem:
         said, hint = f"is damaged or cut short: {problem}", "fetch it again, or leave it out of the input"
         if isinstance(problem, OSError) and problem.errno is not None:  # otherwise it is from a decompressor
             said, hint = f"cannot be read: {problem.strerror}", f"check the path; relative paths start at {Path.cwd()}"
-            if not path.parent.is_dir():
-                hint = f"there is no folder {path.parent}; relative paths start at {Path.cwd()}"
-            elif isinstance(problem, FileNotFoundError) and (match := nearest(path.name, os.listdir(path.parent))):
-                hint = f"did you mean {path.parent / match}?"
+        if isinstance(problem, FileNotFoundError):
+            path = Path(name)
+            match = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
+            hint = f"did you mean {path.parent / match}?" if match else hint
         raise DataError(f"{name} {said}", hint=hint) from problem
 
 
