@@ -23,7 +23,16 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.sources.streams import NotTextError, Readable, naming, open_text
+from discern.data.sources.streams import (
+    NotTextError,
+    NumberedLines,
+    Readable,
+    joined,
+    naming,
+    open_text,
+    split_lines,
+    whole_lines,
+)
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -113,9 +122,6 @@ def fields_of(line: str, delimiter: str) -> list[str]:
 def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
     """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
 
-    Args:
-        lines: lines and their numbers.
-
     Raises:
         DataError: a row cannot be read as CSV.
     """
@@ -157,9 +163,6 @@ def _unquoted(field: str) -> str:
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 """Suffixes of compression, which do not tell the format of the content."""
-_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
-Lines = Iterator[tuple[int, str]]
-"""The lines of a file and their numbers, from 1, without line ends."""
 
 
 def suffix_of(path: Path | str) -> str:
@@ -167,46 +170,24 @@ def suffix_of(path: Path | str) -> str:
     return next((end.lower() for end in reversed(Path(path).suffixes) if end.lower() not in COMPRESSED), "")
 
 
-def numbered_lines(path: Path) -> Lines:
+def numbered_lines(path: Path) -> NumberedLines:
     """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
         DataError: the file is missing, damaged or not UTF-8; the message names the line.
     """
+    yield from split_lines(_text_in(path), str(path))
+
+
+def _text_in(path: Path) -> Iterator[str]:
     with naming(str(path)), path.open("rb") as file:
-        yield from stream_lines(file, str(path))
+        yield from open_text(file, str(path))
 
 
-def stream_lines(file: Readable, name: str) -> Lines:
+def stream_lines(file: Readable, name: str) -> NumberedLines:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
     with naming(name):
         yield from split_lines(open_text(file, name), name)
-
-
-def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Lines:
-    """The numbered lines of text that comes in pieces. A byte order mark is left out.
-
-    Raises:
-        DataError: a line is longer than the limit.
-    """
-    for number, line in enumerate(_whole_lines(pieces, name, limit), start=1):
-        yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
-
-
-def _whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
-    """The lines with their ends, and with a byte order mark if there is one."""
-    rest = ""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split("\n")
-        for line in whole:
-            yield line + "\n"
-        if len(rest) > limit:
-            raise DataError(
-                f"{name}: a line of more than {limit:,} characters",
-                hint="is it text? An array of JSON objects is read from a file that ends in .json",
-            )
-    if rest:
-        yield rest
 
 
 def without_blank_end(
@@ -237,8 +218,7 @@ def raw_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    with naming(str(path)), path.open("rb") as file:
-        yield from _whole_lines(open_text(file, str(path)), str(path))
+    return whole_lines(_text_in(path), str(path))
 
 
 def whole_text(path: Path) -> str:
@@ -247,24 +227,7 @@ def whole_text(path: Path) -> str:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    with naming(str(path)), path.open("rb") as file:
-        return joined(open_text(file, str(path)), str(path)).removeprefix("\ufeff")
-
-
-def joined(pieces: Iterable[str], name: str) -> str:
-    """The whole text of a file, if it fits into memory.
-
-    Raises:
-        DataError: it is longer than 1 GiB.
-    """
-    parts: list[str] = []
-    left = _LONGEST_FILE
-    for piece in pieces:
-        parts.append(piece)
-        left -= len(piece)
-        if left < 0:
-            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
-    return "".join(parts)
+    return joined(_text_in(path), str(path)).removeprefix("\ufeff")
 
 
 def json_file(path: Path) -> Any:
@@ -427,7 +390,7 @@ def table_format(name: str, begin: str) -> TableFormat:
 
 
 def delimited_table(
-    lines: Lines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
+    lines: NumberedLines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
 ) -> Table:
     """The rows of a CSV or TSV file.
 
@@ -469,12 +432,8 @@ def one_object(name: str) -> NotTextError:
     )
 
 
-def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
-    """The objects of JSON lines.
-
-    Args:
-        problems: counts lines that are no objects, which are left out; None: they are errors.
-    """
+def json_table(lines: NumberedLines, name: str, problems: ProblemLog | None) -> Table:
+    """The objects of JSON lines. `problems` counts lines that are no objects, which are left out; None: they are errors."""
 
     def values() -> Iterator[tuple[int, Any]]:
         for number, line in lines:
@@ -492,11 +451,7 @@ def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
 
 
 def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Table:
-    """The objects of a JSON array, which is read as a whole.
-
-    Args:
-        pieces: its text.
-        problems: counts values that are no objects, which are left out; None: they are errors.
+    """The objects of a JSON array, which is read as a whole. `problems` as in `json_table`.
 
     Raises:
         DataError: it is not a JSON array, or is too large.

@@ -39,9 +39,11 @@ from discern.data.sources.streams import (
     decompressed,
     detect_encoding,
     head_of,
+    joined,
     naming,
     opened,
     other_content,
+    split_lines,
     text_pieces,
 )
 from discern.data.tables import (
@@ -59,9 +61,7 @@ from discern.data.tables import (
     dialect_of,
     fields_of,
     is_header,
-    joined,
     json_table,
-    split_lines,
     suffix_of,
     table_format,
     text_column,

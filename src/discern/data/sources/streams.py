@@ -11,7 +11,7 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
@@ -338,3 +338,50 @@ def open_text(file: Readable, name: str) -> Iterator[str]:
     if content := other_content(head_of(stream).decode(errors="replace"), name):
         raise NotTextError(name, *content)
     return text_pieces(stream, name)
+
+
+_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
+NumberedLines = Iterator[tuple[int, str]]
+"""The lines of a file and their numbers, from 1, without line ends."""
+
+
+def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> NumberedLines:
+    """The numbered lines of text that comes in pieces. A byte order mark is left out.
+
+    Raises:
+        DataError: a line is longer than the limit.
+    """
+    for number, line in enumerate(whole_lines(pieces, name, limit), start=1):
+        yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
+
+
+def whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
+    """The lines with their ends, and with a byte order mark if there is one."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        for line in whole:
+            yield line + "\n"
+        if len(rest) > limit:
+            raise DataError(
+                f"{name}: a line of more than {limit:,} characters",
+                hint="is it text? An array of JSON objects is read from a file that ends in .json",
+            )
+    if rest:
+        yield rest
+
+
+def joined(pieces: Iterable[str], name: str) -> str:
+    """The whole text of a file, if it fits into memory.
+
+    Raises:
+        DataError: it is longer than 1 GiB.
+    """
+    parts: list[str] = []
+    left = _LONGEST_FILE
+    for piece in pieces:
+        parts.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
+    return "".join(parts)
