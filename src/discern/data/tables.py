@@ -20,13 +20,12 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+from typing import IO, Any, BinaryIO, Literal, NamedTuple, get_args
 
 from discern.data.sources.documents import ProblemLog
 from discern.data.sources.streams import (
     NotTextError,
     NumberedLines,
-    Readable,
     joined,
     naming,
     open_text,
@@ -184,7 +183,7 @@ def _text_in(path: Path) -> Iterator[str]:
         yield from open_text(file, str(path))
 
 
-def stream_lines(file: Readable, name: str) -> NumberedLines:
+def stream_lines(file: IO[bytes], name: str) -> NumberedLines:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
     with naming(name):
         yield from split_lines(open_text(file, name), name)

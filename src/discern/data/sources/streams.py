@@ -17,7 +17,7 @@ from functools import partial
 from http.client import HTTPException
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import zstandard
 
@@ -29,12 +29,6 @@ HEAD_BYTES = 1 << 16
 MAX_NESTING = 8
 # Few, because a block of 4 bytes compressed by zstd may hold 128 KiB.
 _COMPRESSED_BYTES = 1 << 11
-
-
-class Readable(Protocol):
-    """Anything that bytes can be read from."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class NotTextError(DataError):
@@ -83,7 +77,7 @@ def head_of(stream: io.BufferedReader) -> bytes:
     return stream.peek(HEAD_BYTES)
 
 
-def blocks(stream: Readable, report: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
+def blocks(stream: IO[bytes], report: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
     """The content of a stream, block by block.
 
     Args:
@@ -198,10 +192,6 @@ def naming(name: str) -> Iterator[None]:
 
 _NUL = ("it contains NUL bytes", "if it is text, remove them: tr -d '\\0' < FILE > NEW; or --encoding utf-16-le")
 HTML = ("it is HTML", "extract its text: trafilatura < FILE > FILE.txt; prepare does it with 'discern-nlp[web]'")
-_BEGINS_HTML = (
-    r"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|link|script|style)\b|"
-    r"(div|span|p|a|h[1-6]|table|ul|ol|nav|header|main|article|section)\b.*</\1>)"
-)
 _CONTENTS = {
     "a zip archive or a spreadsheet": ("PK\x03\x04", "unpack it; save a spreadsheet as CSV"),
     "a Git LFS pointer instead of the file": (r"version https://git-lfs\.github\.com/spec/", "fetch the file: git lfs pull"),
@@ -212,7 +202,10 @@ _CONTENTS = {
         r"(?:%[^\n]*\n|\s)*\\(?:documentclass|documentstyle|begin\{document)",
         "extract its text: pandoc -f latex -t plain FILE -o FILE.txt",
     ),
-    "HTML": (_BEGINS_HTML, HTML[1]),
+    "HTML": (
+        r"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|link|script|style)\b)",
+        HTML[1],
+    ),
     "XML": (
         r"(?:<!--(?:(?!-->).)*-->|\s)*<(?:\?xml\b|!doctype\b|mediawiki\b|[a-z][^<>]*\sxmlns\b)",
         "extract its text; for a dump of Wikipedia: python -m wikiextractor.WikiExtractor FILE",
@@ -308,10 +301,11 @@ def text_pieces(
             text = decoder.decode(block, not block)
         except UnicodeDecodeError as problem:
             data = problem.object
-            line = lines + data.count(b"\n", 0, problem.start)
-            where = f"{name}:{line}"
+            ends = data.count(b"\n", 0, problem.start)
+            where = f"{name}:{lines + ends}"
+            likely = detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
             if problems is None:
-                file, likely = Path(name).name, detect_encoding(data) or "ENCODING"
+                file = Path(name).name
                 raise DataError(
                     f"{where}: not UTF-8: byte 0x{data[problem.start]:02x}",
                     hint=f"it may be {likely}; save it as UTF-8: iconv -f {likely} -t UTF-8 {file} > new-{file}",
@@ -321,6 +315,8 @@ def text_pieces(
             decoder.errors = "strict"
             invalid = max(1, text.count("\ufffd") - data.count("\ufffd".encode()))
             problems.add(f"invalid {encoding.upper()}, replaced", where, invalid)
+            if likely not in ("utf-8", "ENCODING"):
+                problems.note(f"invalid bytes are replaced; a file with them may be {likely}: --encoding {likely}")
         if "\0" in text:
             raise NotTextError(name, *_NUL)
         lines += block.count(b"\n")
@@ -328,7 +324,7 @@ def text_pieces(
             yield text
 
 
-def open_text(file: Readable, name: str) -> Iterator[str]:
+def open_text(file: IO[bytes], name: str) -> Iterator[str]:
     """The text of a UTF-8 file that may be compressed, piece by piece.
 
     Raises:
