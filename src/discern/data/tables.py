@@ -13,11 +13,10 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any, BinaryIO, Literal, NamedTuple, get_args
@@ -80,9 +79,8 @@ def excel_delimiter(line: str) -> str | None:
 
 def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
     """The delimiter of a CSV file, by its header; None if there is a single column."""
-    counts = {mark: len(fields_of(header, mark)) for mark in marks}
-    found = max(marks, key=counts.__getitem__)
-    return found if counts[found] != 1 else None
+    delimiter = max(marks, key=lambda mark: len(fields_of(header, mark)))
+    return delimiter if len(fields_of(header, delimiter)) != 1 else None
 
 
 def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
@@ -154,10 +152,8 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
 
 def _unquoted(field: str) -> str:
     """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
-        return field
-    inner = field[1:-1].replace('""', "\0")
-    return field if '"' in inner else inner.replace("\0", '"')
+    quoted = re.fullmatch('"((?:[^"]+|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
@@ -197,18 +193,18 @@ def without_blank_end(
     Args:
         left_out: called with the first and the last number of the empty lines at the end.
     """
-    begins: tuple[int, str] | None = None
+    blank: tuple[int, str] | None = None
     number = 0
     for number, text in lines:
         if not text.strip():
-            begins = begins or (number, text)
+            blank = blank or (number, text)
             continue
-        if begins is not None:
-            yield begins
-            begins = None
+        if blank is not None:
+            yield blank
+        blank = None
         yield number, text
-    if begins is not None:
-        left_out(begins[0], number)
+    if blank is not None:
+        left_out(blank[0], number)
 
 
 def raw_lines(path: Path) -> Iterator[str]:
@@ -556,15 +552,14 @@ def text_of(row: Row, column: str) -> str:
 
 def written(value: Any) -> str | None:
     """A cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value != value:  # NaN
         return ""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, (list, dict, tuple, bytes)):
+        return str(value).lower()
+    if isinstance(value, list | dict | tuple | bytes):
         return None
-    return clean_text(str(value)).strip()
+    is_whole = isinstance(value, float) and value.is_integer()
+    return clean_text(str(int(value) if is_whole else value)).strip()
 
 
 def number_in(text: str) -> float | None:
@@ -577,13 +572,10 @@ def number_in(text: str) -> float | None:
 
 def list_in(text: str) -> list[Any] | None:
     """The JSON list in a text; None if the text is not one."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = parsed_json(text, "")
-    except DataError:
-        return None
-    return value if isinstance(value, list) else None
+    with suppress(DataError):
+        if text.lstrip().startswith("[") and isinstance(value := parsed_json(text, ""), list):
+            return value
+    return None
 
 
 TOKEN_IDS = "input_ids"

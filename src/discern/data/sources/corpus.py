@@ -62,14 +62,11 @@ class Input:
         Raises:
             DataError: it does not exist any more.
         """
-        if self.path is not None:
-            with naming(self.name):
-                size, version = _state_of(self.path.stat())
-        elif self.address is not None:
-            found = remote_file(self.address)
-            size, version = found.size, found.version
-        else:
-            return self
+        if self.address is not None:
+            remote = remote_file(self.address)
+            return replace(self, size=remote.size, version=remote.version)
+        with naming(self.name):
+            size, version = _state_of(self.path.stat()) if self.path is not None else (None, None)
         return replace(self, size=size, version=version)
 
 
