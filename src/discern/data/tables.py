@@ -13,17 +13,24 @@ from __future__ import annotations
 import csv
 import itertools
 import json
-import math
 import re
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, NamedTuple, get_args
+from typing import IO, Any, BinaryIO, Literal, NamedTuple, get_args
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.sources.streams import NotTextError, Readable, naming, open_text
+from discern.data.sources.streams import (
+    NotTextError,
+    NumberedLines,
+    joined,
+    naming,
+    open_text,
+    split_lines,
+    whole_lines,
+)
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -72,9 +79,8 @@ def excel_delimiter(line: str) -> str | None:
 
 def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
     """The delimiter of a CSV file, by its header; None if there is a single column."""
-    counts = {mark: len(fields_of(header, mark)) for mark in marks}
-    found = max(marks, key=counts.__getitem__)
-    return found if counts[found] != 1 else None
+    delimiter = max(marks, key=lambda mark: len(fields_of(header, mark)))
+    return delimiter if len(fields_of(header, delimiter)) != 1 else None
 
 
 def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
@@ -84,8 +90,8 @@ def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
         DataError: two have the same name.
     """
     columns = [field.strip() or f"column {place}" for place, field in enumerate(header, start=1)]
-    twice = next((column for place, column in enumerate(columns) if column in columns[:place]), None)
-    if twice is not None:
+    twice = max(columns, key=columns.count, default="")
+    if columns.count(twice) > 1:
         raise DataError(
             f"{where}: two columns are named '{twice}'",
             hint="give every column a name of its own in the first line; if that line is not a header, write one above it",
@@ -96,7 +102,7 @@ def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
 def is_header(fields: Sequence[str]) -> bool:
     """Whether these look like column names: short, and not numbers. The first may be empty, for an index."""
     names = [field.strip() for field in fields]
-    filled = names[1:] if names and not names[0] and len(names) > 1 else names
+    filled = names[1:] if names[:1] == [""] and len(names) > 1 else names
     return all(
         name and len(name) <= 40 and len(name.split()) <= 4 and number_in(name) is None and name[-1] not in ".!?。！？"
         for name in filled
@@ -112,9 +118,6 @@ def fields_of(line: str, delimiter: str) -> list[str]:
 
 def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
     """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
-
-    Args:
-        lines: lines and their numbers.
 
     Raises:
         DataError: a row cannot be read as CSV.
@@ -149,17 +152,12 @@ def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) ->
 
 def _unquoted(field: str) -> str:
     """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    if len(field) < 2 or not (field.startswith('"') and field.endswith('"')):
-        return field
-    inner = field[1:-1].replace('""', "\0")
-    return field if '"' in inner else inner.replace("\0", '"')
+    quoted = re.fullmatch('"((?:[^"]+|"")*)"', field)
+    return quoted[1].replace('""', '"') if quoted else field
 
 
 COMPRESSED = frozenset({".gz", ".xz", ".zst", ".bz2"})
 """Suffixes of compression, which do not tell the format of the content."""
-_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
-Lines = Iterator[tuple[int, str]]
-"""The lines of a file and their numbers, from 1, without line ends."""
 
 
 def suffix_of(path: Path | str) -> str:
@@ -167,46 +165,24 @@ def suffix_of(path: Path | str) -> str:
     return next((end.lower() for end in reversed(Path(path).suffixes) if end.lower() not in COMPRESSED), "")
 
 
-def numbered_lines(path: Path) -> Lines:
+def numbered_lines(path: Path) -> NumberedLines:
     """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
         DataError: the file is missing, damaged or not UTF-8; the message names the line.
     """
+    yield from split_lines(_text_in(path), str(path))
+
+
+def _text_in(path: Path) -> Iterator[str]:
     with naming(str(path)), path.open("rb") as file:
-        yield from stream_lines(file, str(path))
+        yield from open_text(file, str(path))
 
 
-def stream_lines(file: Readable, name: str) -> Lines:
+def stream_lines(file: IO[bytes], name: str) -> NumberedLines:
     """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
     with naming(name):
         yield from split_lines(open_text(file, name), name)
-
-
-def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Lines:
-    """The numbered lines of text that comes in pieces. A byte order mark is left out.
-
-    Raises:
-        DataError: a line is longer than the limit.
-    """
-    for number, line in enumerate(_whole_lines(pieces, name, limit), start=1):
-        yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
-
-
-def _whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
-    """The lines with their ends, and with a byte order mark if there is one."""
-    rest = ""
-    for piece in pieces:
-        *whole, rest = (rest + piece).split("\n")
-        for line in whole:
-            yield line + "\n"
-        if len(rest) > limit:
-            raise DataError(
-                f"{name}: a line of more than {limit:,} characters",
-                hint="is it text? An array of JSON objects is read from a file that ends in .json",
-            )
-    if rest:
-        yield rest
 
 
 def without_blank_end(
@@ -217,18 +193,18 @@ def without_blank_end(
     Args:
         left_out: called with the first and the last number of the empty lines at the end.
     """
-    begins: tuple[int, str] | None = None
+    blank: tuple[int, str] | None = None
     number = 0
     for number, text in lines:
         if not text.strip():
-            begins = begins or (number, text)
+            blank = blank or (number, text)
             continue
-        if begins is not None:
-            yield begins
-            begins = None
+        if blank is not None:
+            yield blank
+        blank = None
         yield number, text
-    if begins is not None:
-        left_out(begins[0], number)
+    if blank is not None:
+        left_out(blank[0], number)
 
 
 def raw_lines(path: Path) -> Iterator[str]:
@@ -237,8 +213,7 @@ def raw_lines(path: Path) -> Iterator[str]:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    with naming(str(path)), path.open("rb") as file:
-        yield from _whole_lines(open_text(file, str(path)), str(path))
+    return whole_lines(_text_in(path), str(path))
 
 
 def whole_text(path: Path) -> str:
@@ -247,24 +222,7 @@ def whole_text(path: Path) -> str:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    with naming(str(path)), path.open("rb") as file:
-        return joined(open_text(file, str(path)), str(path)).removeprefix("\ufeff")
-
-
-def joined(pieces: Iterable[str], name: str) -> str:
-    """The whole text of a file, if it fits into memory.
-
-    Raises:
-        DataError: it is longer than 1 GiB.
-    """
-    parts: list[str] = []
-    left = _LONGEST_FILE
-    for piece in pieces:
-        parts.append(piece)
-        left -= len(piece)
-        if left < 0:
-            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
-    return "".join(parts)
+    return joined(_text_in(path), str(path)).removeprefix("\ufeff")
 
 
 def json_file(path: Path) -> Any:
@@ -427,7 +385,7 @@ def table_format(name: str, begin: str) -> TableFormat:
 
 
 def delimited_table(
-    lines: Lines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
+    lines: NumberedLines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
 ) -> Table:
     """The rows of a CSV or TSV file.
 
@@ -469,12 +427,8 @@ def one_object(name: str) -> NotTextError:
     )
 
 
-def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
-    """The objects of JSON lines.
-
-    Args:
-        problems: counts lines that are no objects, which are left out; None: they are errors.
-    """
+def json_table(lines: NumberedLines, name: str, problems: ProblemLog | None) -> Table:
+    """The objects of JSON lines. `problems` counts lines that are no objects, which are left out; None: they are errors."""
 
     def values() -> Iterator[tuple[int, Any]]:
         for number, line in lines:
@@ -492,11 +446,7 @@ def json_table(lines: Lines, name: str, problems: ProblemLog | None) -> Table:
 
 
 def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Table:
-    """The objects of a JSON array, which is read as a whole.
-
-    Args:
-        pieces: its text.
-        problems: counts values that are no objects, which are left out; None: they are errors.
+    """The objects of a JSON array, which is read as a whole. `problems` as in `json_table`.
 
     Raises:
         DataError: it is not a JSON array, or is too large.
@@ -602,15 +552,14 @@ def text_of(row: Row, column: str) -> str:
 
 def written(value: Any) -> str | None:
     """A cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    if value is None or value != value:  # NaN
         return ""
     if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if isinstance(value, (list, dict, tuple, bytes)):
+        return str(value).lower()
+    if isinstance(value, list | dict | tuple | bytes):
         return None
-    return clean_text(str(value)).strip()
+    is_whole = isinstance(value, float) and value.is_integer()
+    return clean_text(str(int(value) if is_whole else value)).strip()
 
 
 def number_in(text: str) -> float | None:
@@ -623,13 +572,10 @@ def number_in(text: str) -> float | None:
 
 def list_in(text: str) -> list[Any] | None:
     """The JSON list in a text; None if the text is not one."""
-    if not text.lstrip().startswith("["):
-        return None
-    try:
-        value = parsed_json(text, "")
-    except DataError:
-        return None
-    return value if isinstance(value, list) else None
+    with suppress(DataError):
+        if text.lstrip().startswith("[") and isinstance(value := parsed_json(text, ""), list):
+            return value
+    return None
 
 
 TOKEN_IDS = "input_ids"
@@ -683,11 +629,9 @@ def _texts(table: Table) -> dict[str, list[str]]:
 
 def _are_texts(cells: Sequence[str]) -> bool:
     """Whether the cells of a column contain several words on average."""
-    if not cells or all(number_in(cell) is not None for cell in cells):
-        return False
-    words = sum(len(cell.split()) for cell in cells) / len(cells)
-    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells) / len(cells)
-    return words >= _FEWEST_WORDS or ideographs >= _FEWEST_CHARACTERS
+    words = sum(len(cell.split()) for cell in cells)
+    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells)
+    return bool(cells) and (words >= _FEWEST_WORDS * len(cells) or ideographs >= _FEWEST_CHARACTERS * len(cells))
 
 
 def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:

@@ -55,6 +55,12 @@ def parquet_of(columns: dict[str, list]) -> bytes:
     return buffer.getvalue()
 
 
+def npy_of(array: np.ndarray) -> bytes:
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
 def warc(content: bytes, kind: str = "conversion", media: str = "text/plain") -> bytes:
     head = f"WARC/1.0\r\nWARC-Type: {kind}\r\nContent-Type: {media}\r\nContent-Length: {len(content)}\r\n\r\n"
     return head.encode() + content + b"\r\n\r\n"
@@ -124,6 +130,11 @@ def test_the_encoding_can_be_given(tmp_path: Path) -> None:
         with pytest.raises(DataError, match=r"(?s)NUL bytes.*--encoding utf-16-le"):
             read(tmp_path / name)
     assert read(tmp_path / "a", options=CorpusOptions(encoding="utf-16-le")) == [["Привет."]]
+    (tmp_path / "late").write_bytes(b"A line.\n" * 10_000 + "Ein schöner Käse.\n".encode("latin-1"))
+    problems = ProblemLog()
+    read(tmp_path / "late", problems=problems)
+    assert str(problems.summary()[0]) == f"invalid UTF-8, replaced: 2 ({tmp_path / 'late'}:10001, ...)"
+    assert problems.notes == ("invalid bytes are replaced; a file with them may be windows-1252: --encoding windows-1252",)
     with pytest.raises(ConfigError, match=r"(?s)unknown encoding 'utf-99'.*--encoding takes"):
         read(tmp_path / "a", options=CorpusOptions(encoding="utf-99"))
 
@@ -323,7 +334,7 @@ def test_token_ids_are_read_as_they_are(tmp_path: Path) -> None:
         assert [each.dtype for each in found] == [np.int64] * 2
         assert [each.tolist() for each in found] == documents
         assert problems.summary() == ()
-    np.save(tmp_path / "rows.npy", np.arange(6, dtype=np.uint16).reshape(2, 3))
+    (tmp_path / "rows.npy").write_bytes(npy_of(np.arange(6, dtype=np.uint16).reshape(2, 3)))
     assert [each.tolist() for each in read(tmp_path / "rows.npy")] == [[0, 1, 2], [3, 4, 5]]
     stream = np.arange(3 << 19, dtype=np.uint32) % 30_000
     np.save(tmp_path / "stream.npy", stream)
@@ -371,6 +382,8 @@ def test_damage_in_a_later_stream_is_named(tmp_path: Path, compression: str, pla
         (tar_of({"a": b"Text."})[:1024] + b"x" * 512, "a header has a"),
         (zip_of({"a": TEXT * 100})[:-30], "is damaged or cut short: File is not a zip file"),
         (b"PAR1" + bytes(100), "is a damaged parquet file"),
+        (b"\x93NUMPY\1\0\5", "is damaged or cut short"),
+        (npy_of(np.arange(9))[:-16], "2 token ids are missing"),
         (warc(TEXT)[:-20], "record 1 is cut short"),
         (warc(TEXT) + b"no record\r\n", "expected a WARC record .*found b'no record"),
         (b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n", "expected a WARC record with its Content-Length"),

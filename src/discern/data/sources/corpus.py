@@ -61,14 +61,11 @@ class Input:
         Raises:
             DataError: it does not exist any more.
         """
-        if self.path is not None:
-            with naming(self.name):
-                size, version = _state_of(self.path.stat())
-        elif self.address is not None:
-            found = remote_file(self.address)
-            size, version = found.size, found.version
-        else:
-            return self
+        if self.address is not None:
+            remote = remote_file(self.address)
+            return replace(self, size=remote.size, version=remote.version)
+        with naming(self.name):
+            size, version = _state_of(self.path.stat()) if self.path is not None else (None, None)
         return replace(self, size=size, version=version)
 
 
@@ -159,13 +156,8 @@ def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None])
         else:
             file = open(item.path or sys.stdin.fileno(), "rb", closefd=item.path is not None)  # noqa: SIM115 (closed below)
 
-        def counted() -> Iterator[bytes]:
-            for block in blocks(file):
-                count_bytes(len(block))
-                yield block
-
         with closing(file):
-            yield from read_stream(opened(counted()), context)
+            yield from read_stream(opened(blocks(file, count_bytes)), context)
 
 
 class _Search:

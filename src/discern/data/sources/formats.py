@@ -10,6 +10,7 @@ import html
 import http.client
 import io
 import logging
+import math
 import re
 import tarfile
 import tempfile
@@ -22,7 +23,7 @@ from functools import cache
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from itertools import chain, count
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -33,15 +34,16 @@ from discern.data.sources.streams import (
     HTML,
     DamagedFileError,
     NotTextError,
-    Readable,
     blocks,
     check_expansion,
     decompressed,
     detect_encoding,
     head_of,
+    joined,
     naming,
     opened,
     other_content,
+    split_lines,
     text_pieces,
 )
 from discern.data.tables import (
@@ -59,9 +61,7 @@ from discern.data.tables import (
     dialect_of,
     fields_of,
     is_header,
-    joined,
     json_table,
-    split_lines,
     suffix_of,
     table_format,
     text_column,
@@ -93,7 +93,7 @@ class ReadContext:
         """Documents of running text, or of an input that consists of records."""
         return documents(lines, self.options, self.name, self.problems, are_records=are_records)
 
-    def read_member(self, file: Readable, name: str) -> Iterator[Document]:
+    def read_member(self, file: IO[bytes], name: str) -> Iterator[Document]:
         """Documents of a file in an archive, unless it is hidden or excluded."""
         if any(part[:1] == "." and part.strip(".") for part in name.split("/")) or self.options.excludes(name):
             return
@@ -221,14 +221,18 @@ _DOCUMENTS = {
 
 def _zip(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The files of an archive, in order."""
-    with _seekable(stream) as file, zipfile.ZipFile(file) as archive:
-        if content := next((_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS), None):
-            raise NotTextError(context.name, *content)
+    with _seekable(stream) as content, zipfile.ZipFile(content) as archive:
+        if refusals := [_DOCUMENTS[name] for name in archive.namelist() if name in _DOCUMENTS]:
+            raise NotTextError(context.name, *refusals[0])
         for member in archive.infolist():
             check_expansion(f"{context.name}!{member.filename}", member.file_size, member.compress_size)
             if not member.is_dir():
-                with archive.open(member) as content_of:
-                    yield from context.read_member(content_of, member.filename)
+                try:
+                    file = archive.open(member)
+                except RuntimeError as problem:  # encrypted, or an unknown compression
+                    raise DamagedFileError(problem) from problem
+                with file:
+                    yield from context.read_member(file, member.filename)
 
 
 # Records
@@ -354,17 +358,18 @@ def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lin
         if not line:
             return
         fields = http.client.parse_headers(stream) if line.startswith(b"WARC/") else Message()
-        left, kind = int(fields.get("Content-Length", -1)), fields.get("WARC-Type")
-        if left < 0:
+        length, kind, media = (fields.get(name, "").strip() for name in ("Content-Length", "WARC-Type", "Content-Type"))
+        if not length.isdecimal():
             raise DamagedFileError(f"expected a WARC record with its Content-Length, found {line[:40]!r}")
-        parts, is_short = [], left <= context.options.limits.record
+        left, parts = int(length), []
+        is_short = left <= context.options.limits.record
         while left and (block := stream.read(min(left, BLOCK_BYTES))):
             left -= len(block)
             parts += [block] if is_short else []
         if left:
             raise DamagedFileError(f"record {number} is cut short")
         content, text = b"".join(parts), ""
-        if kind in ("conversion", "resource") and fields["Content-Type"].startswith("text/plain") and is_short:
+        if kind in ("conversion", "resource") and media.lower().startswith("text/plain") and is_short:
             text = content.decode("utf-8", errors="replace")
             if (replaced := text.count("\ufffd") - content.count("\ufffd".encode())) > 0:
                 context.problems.add("invalid UTF-8, replaced", where, replaced)
@@ -382,7 +387,6 @@ def page_text(page: str) -> str:
     import trafilatura
 
     logging.getLogger("trafilatura").setLevel(logging.CRITICAL)
-
     return trafilatura.extract(page) or ""
 
 
@@ -406,17 +410,25 @@ def has_extractor() -> bool:
 
 def _npy(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The token ids in an array: a stream, or a document in each row."""
-    np.lib.format.read_magic(stream)
-    shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    try:
+        np.lib.format.read_magic(stream)
+        shape, is_fortran, dtype = np.lib.format.read_array_header_1_0(stream)
+    except ValueError as problem:
+        raise DamagedFileError(problem) from problem
     if dtype.kind not in "iu" or len(shape) not in (1, 2) or (is_fortran and len(shape) == 2):
         reason = f"it is an array of {dtype} and shape {shape}"
         hint = "expected integers: one dimension for a stream of token ids, or two, with a document in each row"
         raise NotTextError(context.name, reason, hint)
-    return _ids(stream, dtype, *shape[1:])
+    left = math.prod(shape)
+    for ids in _ids(stream, dtype, *shape[1:]):
+        left -= len(ids)
+        yield ids
+    if left:
+        raise DamagedFileError(f"{left:,} token ids are missing")
 
 
 def _ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int = 1 << 20) -> Iterator[Document]:
-    for block in blocks(stream, count * dtype.itemsize):
+    while block := stream.read(count * dtype.itemsize):
         if len(block) % dtype.itemsize:
             raise DamagedFileError("it ends inside a token id")
         yield np.frombuffer(block, dtype).astype(np.int64)

@@ -11,13 +11,13 @@ import re
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from http.client import HTTPException
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import IO, Any
 
 import zstandard
 
@@ -29,12 +29,6 @@ HEAD_BYTES = 1 << 16
 MAX_NESTING = 8
 # Few, because a block of 4 bytes compressed by zstd may hold 128 KiB.
 _COMPRESSED_BYTES = 1 << 11
-
-
-class Readable(Protocol):
-    """Anything that bytes can be read from."""
-
-    def read(self, size: int = -1, /) -> bytes: ...
 
 
 class NotTextError(DataError):
@@ -83,9 +77,15 @@ def head_of(stream: io.BufferedReader) -> bytes:
     return stream.peek(HEAD_BYTES)
 
 
-def blocks(stream: Readable, size: int = BLOCK_BYTES) -> Iterator[bytes]:
-    """The content of a stream, block by block."""
-    return iter(partial(stream.read, size), b"")
+def blocks(stream: IO[bytes], report: Callable[[int], None] = lambda size: None) -> Iterator[bytes]:
+    """The content of a stream, block by block.
+
+    Args:
+        report: called with the size of each.
+    """
+    while block := stream.read(BLOCK_BYTES):
+        report(len(block))
+        yield block
 
 
 FREE_BYTES = 1 << 26
@@ -162,30 +162,36 @@ def _decompress(stream: io.BufferedReader, start: Callable[[], Any], name: str) 
         raise DamagedFileError("it ends inside a compressed stream")
 
 
+_DAMAGE = (
+    DamagedFileError,
+    EOFError,
+    lzma.LZMAError,
+    zlib.error,
+    zstandard.ZstdError,
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    HTTPException,  # a header of a web archive
+)
+
+
 @contextmanager
 def naming(name: str) -> Iterator[None]:
     """Turn errors of reading and decompressing into a DataError that names the file."""
-    damage = (DamagedFileError, EOFError, lzma.LZMAError, zlib.error, zstandard.ZstdError, tarfile.TarError, HTTPException)
     try:
         yield
-    except (OSError, *damage, zipfile.BadZipFile, RuntimeError) as problem:  # zipfile: encrypted, or an unknown compression
-        path = Path(name)
+    except (OSError, *_DAMAGE) as problem:
         said, hint = f"is damaged or cut short: {problem}", "fetch it again, or leave it out of the input"
         if isinstance(problem, OSError) and problem.errno is not None:  # otherwise it is from a decompressor
             said, hint = f"cannot be read: {problem.strerror}", f"check the path; relative paths start at {Path.cwd()}"
-            if not path.parent.is_dir():
-                hint = f"there is no folder {path.parent}; relative paths start at {Path.cwd()}"
-            elif isinstance(problem, FileNotFoundError) and (match := nearest(path.name, os.listdir(path.parent))):
-                hint = f"did you mean {path.parent / match}?"
+        if isinstance(problem, FileNotFoundError):
+            path = Path(name)
+            match = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
+            hint = f"did you mean {path.parent / match}?" if match else hint
         raise DataError(f"{name} {said}", hint=hint) from problem
 
 
 _NUL = ("it contains NUL bytes", "if it is text, remove them: tr -d '\\0' < FILE > NEW; or --encoding utf-16-le")
 HTML = ("it is HTML", "extract its text: trafilatura < FILE > FILE.txt; prepare does it with 'discern-nlp[web]'")
-_BEGINS_HTML = (
-    r"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|link|script|style)\b|"
-    r"(div|span|p|a|h[1-6]|table|ul|ol|nav|header|main|article|section)\b.*</\1>)"
-)
 _CONTENTS = {
     "a zip archive or a spreadsheet": ("PK\x03\x04", "unpack it; save a spreadsheet as CSV"),
     "a Git LFS pointer instead of the file": (r"version https://git-lfs\.github\.com/spec/", "fetch the file: git lfs pull"),
@@ -196,7 +202,10 @@ _CONTENTS = {
         r"(?:%[^\n]*\n|\s)*\\(?:documentclass|documentstyle|begin\{document)",
         "extract its text: pandoc -f latex -t plain FILE -o FILE.txt",
     ),
-    "HTML": (_BEGINS_HTML, HTML[1]),
+    "HTML": (
+        r"(?:<!--(?:(?!-->).)*-->|<\?xml[^>]*>|\s)*<(?:!doctype\s+html|(?:html|head|body|title|meta|link|script|style)\b)",
+        HTML[1],
+    ),
     "XML": (
         r"(?:<!--(?:(?!-->).)*-->|\s)*<(?:\?xml\b|!doctype\b|mediawiki\b|[a-z][^<>]*\sxmlns\b)",
         "extract its text; for a dump of Wikipedia: python -m wikiextractor.WikiExtractor FILE",
@@ -292,10 +301,11 @@ def text_pieces(
             text = decoder.decode(block, not block)
         except UnicodeDecodeError as problem:
             data = problem.object
-            line = lines + data.count(b"\n", 0, problem.start)
-            where = f"{name}:{line}"
+            ends = data.count(b"\n", 0, problem.start)
+            where = f"{name}:{lines + ends}"
+            likely = detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
             if problems is None:
-                file, likely = Path(name).name, detect_encoding(data) or "ENCODING"
+                file = Path(name).name
                 raise DataError(
                     f"{where}: not UTF-8: byte 0x{data[problem.start]:02x}",
                     hint=f"it may be {likely}; save it as UTF-8: iconv -f {likely} -t UTF-8 {file} > new-{file}",
@@ -305,6 +315,8 @@ def text_pieces(
             decoder.errors = "strict"
             invalid = max(1, text.count("\ufffd") - data.count("\ufffd".encode()))
             problems.add(f"invalid {encoding.upper()}, replaced", where, invalid)
+            if likely not in ("utf-8", "ENCODING"):
+                problems.note(f"invalid bytes are replaced; a file with them may be {likely}: --encoding {likely}")
         if "\0" in text:
             raise NotTextError(name, *_NUL)
         lines += block.count(b"\n")
@@ -312,7 +324,7 @@ def text_pieces(
             yield text
 
 
-def open_text(file: Readable, name: str) -> Iterator[str]:
+def open_text(file: IO[bytes], name: str) -> Iterator[str]:
     """The text of a UTF-8 file that may be compressed, piece by piece.
 
     Raises:
@@ -322,3 +334,50 @@ def open_text(file: Readable, name: str) -> Iterator[str]:
     if content := other_content(head_of(stream).decode(errors="replace"), name):
         raise NotTextError(name, *content)
     return text_pieces(stream, name)
+
+
+_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
+NumberedLines = Iterator[tuple[int, str]]
+"""The lines of a file and their numbers, from 1, without line ends."""
+
+
+def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> NumberedLines:
+    """The numbered lines of text that comes in pieces. A byte order mark is left out.
+
+    Raises:
+        DataError: a line is longer than the limit.
+    """
+    for number, line in enumerate(whole_lines(pieces, name, limit), start=1):
+        yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
+
+
+def whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
+    """The lines with their ends, and with a byte order mark if there is one."""
+    rest = ""
+    for piece in pieces:
+        *whole, rest = (rest + piece).split("\n")
+        for line in whole:
+            yield line + "\n"
+        if len(rest) > limit:
+            raise DataError(
+                f"{name}: a line of more than {limit:,} characters",
+                hint="is it text? An array of JSON objects is read from a file that ends in .json",
+            )
+    if rest:
+        yield rest
+
+
+def joined(pieces: Iterable[str], name: str) -> str:
+    """The whole text of a file, if it fits into memory.
+
+    Raises:
+        DataError: it is longer than 1 GiB.
+    """
+    parts: list[str] = []
+    left = _LONGEST_FILE
+    for piece in pieces:
+        parts.append(piece)
+        left -= len(piece)
+        if left < 0:
+            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
+    return "".join(parts)
