@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from discern.data.dataset.build import BuildOptions
+from discern.data.job import PrepareOptions
 from discern.data.reports import PrepareReport
 
 from discern.data import remote
@@ -58,9 +58,9 @@ def bucket(server: tuple[str, Path], monkeypatch: pytest.MonkeyPatch, tmp_path: 
 
 def make(tmp_path: Path, out: str = DATA, text: str = "", *, seed: int = 0, overwrite: bool = False) -> PrepareReport:
     choice = TokenizerChoice(write_vocabulary(tmp_path / "vocab.txt"))
-    build = BuildOptions(workers=1, seed=seed, shard_tokens=900)
+    build = PrepareOptions(workers=1, seed=seed, shard_tokens=900)
     inputs = [text or str(tmp_path / "text")]
-    return prepare(inputs, out=Path(out), tokenizer=choice, build=build, overwrite=overwrite, progress=Silent())
+    return prepare(inputs, out=Path(out), tokenizer=choice, options=build, overwrite=overwrite, progress=Silent())
 
 
 def largest_file(report: PrepareReport) -> int:
