@@ -401,8 +401,8 @@ def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) 
     strange = text.parent / "strange.txt"
     strange.write_text("☂ ☃\n\n☂ ★\n\n" * 20)
     unknown, *_ = warnings_of(prepare(**request(strange, "strange"), progress=Silent()).manifest)
-    assert unknown.startswith("80 of 80 tokens (100.0%) are unknown to the vocabulary")
-    assert "unknown are '☂' (U+2602): 50.0%, '☃' (U+2603): 25.0%, '★' (U+2605): 25.0%; " in unknown
+    assert unknown.startswith("80 of 80 tokens (100%) are unknown to the vocabulary")
+    assert "unknown are '☂' (U+2602): 50%, '☃' (U+2603): 25%, '★' (U+2605): 25%; " in unknown
     assert "--train-tokenizer bpe" in unknown
 
 
@@ -411,7 +411,7 @@ def test_words_that_are_too_long_are_the_cause_that_is_named(text: Path) -> None
     protein.write_text("".join(f"{'ACDEFGHIKL' * 21}{number}\n" for number in range(40)))
     asked = request(protein, tokenizer=TokenizerChoice(train="wordpiece", vocab_size=100), corpus=CorpusOptions("line"))
     unknown, few = warnings_of(prepare(**asked, progress=Silent()).manifest)
-    assert "unknown are words of more than 200 characters: 100.0%" in unknown
+    assert "unknown are words of more than 200 characters: 100%" in unknown
     assert "wordpiece" not in unknown
     assert few.startswith("only")
     assert "--documents line" not in few
