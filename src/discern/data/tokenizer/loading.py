@@ -205,8 +205,8 @@ def special_names(tokenizer: Tokenizer, settings: Mapping[str, Any] | None = Non
     names = {}
     for role, usual in SPECIAL_TOKENS.items():
         stated = [(settings or {}).get(f"{each}_token") for each in (role, _INSTEAD.get(role))]
-        others = _OTHER_NAMES.get(role, (f"<{role}>",))
-        candidates = [*(each["content"] if isinstance(each, dict) else each for each in stated), usual, *others]
+        own, instead = (each["content"] if isinstance(each, dict) else each for each in stated)
+        candidates = (own, usual, instead, *_OTHER_NAMES.get(role, (f"<{role}>",)))
         present = (each for each in candidates if isinstance(each, str) and tokenizer.token_to_id(each) is not None)
         names[role] = next(present, usual)
     return names

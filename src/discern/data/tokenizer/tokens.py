@@ -199,7 +199,7 @@ def _counted(unknown: int, tokens: int) -> str:
 
 def percent(fraction: float) -> str:
     """A fraction in percent, with three digits: "0.24%", "41.2%"."""
-    return f"{100 * fraction:.3g}%"
+    return "less than 0.01%" if 0 < fraction < 1e-4 else f"{100 * fraction:.3g}%"
 
 
 def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str], encodings: Sequence[Encoding]) -> Counter[str]:
