@@ -124,7 +124,7 @@ def test_the_quota_is_exact_in_each_part(choose: Choose, length: int) -> None:
     batch = rows(200, length)
     chosen = choose(batch, 6, randomness(200))
     part = length // 2
-    expected = [int(found) for found in quotas(*map(torch.tensor, (part, part - 3, length)), 6)]
+    expected = [int(found) for found in quotas(*(torch.tensor([number]) for number in (part, part - 3, length)), 6)]
     assert chosen[:, :part].sum(1).unique().tolist() == [expected[0]]
     assert chosen[:, part:].sum(1).unique().tolist() == [expected[1]]
     assert not (chosen & batch.special_tokens_mask).any()

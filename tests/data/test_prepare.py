@@ -255,7 +255,7 @@ def test_no_text(tmp_path: Path) -> None:
     (folder / "image").write_bytes(bytes(100))
     (folder / "blank").write_text(" \n\n")
     with pytest.raises(DataError, match=r"contains no text; file skipped, as it is not text: 1 \(.*image"):
-        prepare(**request(folder, out="new/folders/data"), progress=Silent())
+        prepare(**request(folder, out="data"), progress=Silent())
     assert names(tmp_path) == ["text", "vocab.txt"]
 
 

@@ -12,15 +12,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from discern.data.job import PrepareOptions
-from discern.data.reports import PrepareReport
 
 from discern.data import remote
 from discern.data.dataset import remote as data_sets
 from discern.data.dataset.manifest import MANIFEST_NAME
 from discern.data.dataset.remote import RemoteFolder, cache_size
 from discern.data.dataset.shards import TokenData
-from discern.data.prepare import prepare
+from discern.data.job import PrepareOptions
+from discern.data.prepare import PrepareReport, prepare
 from discern.data.remote import open_remote, read_whole, remote_file, remote_files, remove_remote, write_remote
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError, DiscernError

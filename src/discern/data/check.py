@@ -97,7 +97,7 @@ def check(
     search = ContaminationSearch(against) if against is not None else None
     problems, errors, totals = ProblemLog(), list[DiscernError](), Counter[str]()
     lines, languages = Counter[str](), Counter[str]()
-    counter, signatures, signed, bytes_read = StatisticsCounter(special_ids(encoder)["unk"]), list[np.ndarray](), 0, 0
+    counter, signatures, bytes_read = StatisticsCounter(special_ids(encoder)["unk"]), list[np.ndarray](), 0
 
     def count(size: int) -> None:
         nonlocal bytes_read
@@ -119,12 +119,11 @@ def check(
         write_file(Path(work) / TOKENIZER_NAME, encoder.to_str().encode())
         shown = 0
         for result in ordered_map(executor, partial(process_chunk, work), chunks(), pending=2 * options.workers):
-            counter.add(result.block, result.empty, result.unknown, result.filtered)
+            counter.add(result.block, result.counts)
             if search is not None:
-                search.add(result.matches)
-            if signed < _SIGNED:
+                search.add(result.counts["matches"])
+            if sum(map(len, signatures)) < _SIGNED and result.signatures is not None:
                 signatures.append(result.signatures)
-                signed += len(result.signatures)
             progress.advance(bytes_read - shown)
             shown = bytes_read
     progress.finish()

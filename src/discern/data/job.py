@@ -13,7 +13,7 @@ import io
 import json
 import os
 import socket
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields, replace
@@ -115,7 +115,7 @@ class Job:
         options: how documents become shards.
         tokenizer: fingerprint of the tokenizer, or what is to be trained.
         against: evaluation files to look for.
-        digests: SHA-256 of the evaluation files.
+        digests: SHA-256 of each evaluation file.
         versions: versions of what the result depends on, which must be the same on every machine.
     """
 
@@ -212,42 +212,29 @@ class ChunkResult:
 
     Attributes:
         block: the documents that have tokens.
-        signatures: (D, 128) signatures of these documents, if near-duplicates are looked for.
-        empty: number of documents without tokens.
-        unknown: number of unknown tokens by cause, in a sample of the sentences.
-        filtered: number of documents that filters left out, by filter and reason.
-        matches: of each n-gram of an evaluation file that was found, the input, the number of the document in it, and its
-            beginning.
+        counts: what else is known, in JSON's types: the number of documents without tokens ("empty"), the number of unknown
+            tokens by cause, in a sample ("unknown"), the number of documents that filters left out, by filter and reason
+            ("filtered"), and the n-grams of evaluation files, as `ContaminationSearch.add` takes them ("matches").
+        signatures: (D, 128) signatures of the documents of the block, if near-duplicates are looked for.
     """
 
     block: TokenBlock
-    signatures: UInt[np.ndarray, "D 128"]
-    empty: int
-    unknown: Counter[str]
-    filtered: Counter[str]
-    matches: dict[int, tuple[str, int, str]]
+    counts: dict[str, Any]
+    signatures: UInt[np.ndarray, "D 128"] | None = None
 
     def save(self, file: BinaryIO) -> None:
         """Append the result, without signatures, to a file."""
-        counts = [self.empty, self.unknown, self.filtered, list(self.matches.items())]
-        columns = [getattr(self.block, column.name) for column in fields(self.block)]
         # By way of memory: where the disk is full, NumPy's errors do not say so.
         content = io.BytesIO()
-        for array in (np.frombuffer(json.dumps(counts).encode(), dtype=np.uint8), *columns):
+        for array in (np.frombuffer(json.dumps(self.counts).encode(), dtype=np.uint8), *vars(self.block).values()):
             np.save(content, array)
         file.write(content.getbuffer())
 
     @classmethod
     def load(cls, file: BinaryIO) -> ChunkResult:
-        """The next result in a file.
-
-        Raises:
-            EOFError: there is none.
-        """
-        empty, unknown, filtered, matches = json.loads(np.load(file).tobytes())
-        block = TokenBlock(*(np.load(file) for _ in fields(TokenBlock)))
-        found = {ngram: tuple(place) for ngram, place in matches}
-        return cls(block, np.zeros((0, HASHES), np.uint32), empty, Counter(unknown), Counter(filtered), found)
+        """The next result in a file."""
+        counts = json.loads(np.load(file).tobytes())
+        return cls(TokenBlock(*(np.load(file) for _ in fields(TokenBlock))), counts)
 
 
 @lru_cache(maxsize=1)
@@ -302,16 +289,11 @@ def process_chunk(work: str, chunk: Chunk) -> ChunkResult:
         )
     kept, filtered = worker.rules.in_place(chunk.documents)
     found = worker.finder.find(kept) if worker.finder is not None else {}
+    matches = [(ngram, *chunk.origin(index), begins) for ngram, (index, begins) in found.items()]
     documents = [document for document in kept if document is not None]
     block, filled, unknown = worker.encoder.encode(documents)
-    return ChunkResult(
-        block,
-        sign(documents)[filled] if worker.signs else np.zeros((0, HASHES), np.uint32),
-        int((~filled).sum()),
-        unknown,
-        filtered,
-        {ngram: (*chunk.origin(index), begins) for ngram, (index, begins) in found.items()},
-    )
+    counts = {"empty": int((~filled).sum()), "unknown": unknown, "filtered": filtered, "matches": matches}
+    return ChunkResult(block, counts, sign(documents)[filled] if worker.signs else None)
 
 
 Mapping = Callable[[Callable[[Chunk], ChunkResult], Iterable[Chunk]], Iterator[ChunkResult]]
@@ -418,8 +400,7 @@ def chunks_of(
 def _read(path: Path) -> Iterator[ChunkResult]:
     """The results in a part."""
     with path.open("rb") as file:
-        while file.read(1):
-            file.seek(-1, os.SEEK_CUR)
+        while file.peek(1):
             yield ChunkResult.load(file)
 
 
@@ -431,7 +412,7 @@ def _written(path: Path, results: Iterator[ChunkResult], *, signed: object) -> I
         signatures = stack.enter_context(replacing_file(path.with_suffix(".signatures"), wait=True)) if signed else None
         for result in results:
             result.save(file)
-            if signatures is not None:
+            if signatures is not None and result.signatures is not None:
                 signatures.write(result.signatures.astype("<u4").tobytes())
             yield result
 

@@ -380,10 +380,10 @@ def _merge(
             kept = ~np.isin(np.arange(first, first + result.block.num_documents), removed, assume_unique=True)
             first += result.block.num_documents
             block = result.block.select(kept)
-            counter.add(block, result.empty, result.unknown, result.filtered)
+            counter.add(block, result.counts)
             write(chooser.place(block))
             if search is not None:
-                search.add(result.matches)
+                search.add(result.counts["matches"])
         write(chooser.finish())
         splits = {name: writer.finish() for name, writer in writers.items()}
     raw = counts.tobytes()

@@ -163,4 +163,4 @@ def test_a_data_set_counts_what_was_left_out(tmp_path: Path) -> None:
     )
     assert report.values()["filtered"] == {"words: fewer than 3 words": 1, "words: fewer than 4 words": 1}
     assert report.manifest.statistics.documents == 10
-    assert report.manifest.configuration["filters"] == "words:3,words:4-40"
+    assert report.manifest.configuration["filters"] == ("words:3", "words:4-40")

@@ -52,7 +52,7 @@ def test_special_tokens_in_text_are_text(tokenizer: Tokenizer, text: str) -> Non
     found = encode_texts(tokenizer, [text, *others])
     assert not special & set(found[0].ids)
     assert [each.ids for each in found[1:]] == [tokenizer.encode(each, add_special_tokens=False).ids for each in others]
-    block = DocumentEncoder(tokenizer.to_str(), "none").encode([[text]]).block
+    block = DocumentEncoder(tokenizer.to_str(), "none").encode([[text]])[0]
     assert block.tokens.tolist() == found[0].ids
 
 

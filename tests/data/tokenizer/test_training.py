@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models
 
-from discern.data.executors import WorkerProcess
+from discern.data.executors import ProcessExecutor
 from discern.data.tokenizer import (
     bert_wordpiece,
     fingerprint,
@@ -30,8 +30,8 @@ from discern.data.tokenizer.training import (
     extend_tokenizer,
     frequent_splits,
     pieces_of_added,
+    train_json,
     train_tokenizer,
-    training_service,
     word_form,
 )
 from discern.errors import ConfigError, DataError
@@ -66,15 +66,15 @@ def test_size_and_specials(kind: TokenizerKind) -> None:
     assert vocab_size(tokenizer) == len(tokenizer.get_vocab()) == 600
     specials = {"pad": 0, "unk": 1, "cls": 2, "sep": 3, "mask": 4} | ({"eod": 5} if kind == "unigram" else {})
     assert special_ids(tokenizer) == specials
-    written = DocumentEncoder(tokenizer.to_str(), "none").encode([["loba [MASK] ke[SEP]mi [PAD] <eod>"]]).block.tokens
+    written = DocumentEncoder(tokenizer.to_str(), "none").encode([["loba [MASK] ke[SEP]mi [PAD] <eod>"]])[0].tokens
     assert not set(written.tolist()) & {0, 2, 3, 4, specials.get("eod")}
 
 
 @pytest.mark.parametrize("kind", TRAINED)
 def test_training_again_gives_the_same(kind: TokenizerKind, tmp_path: Path) -> None:
     """In another process, since the library's hash tables are seeded by process, and with two threads."""
-    with WorkerProcess(training_service, (kind, 600, False), threads=2) as process:
-        other = process.ask(TEXT)
+    with ProcessExecutor(1, threads=2) as executor:
+        other = executor.submit(train_json, kind, 600, False, TEXT).result()
     assert other == tokenizer_of(kind).to_str()
     (tmp_path / "tokenizer.json").write_text(other)
     loaded, hard = load_tokenizer(tmp_path), [*TEXT[:50], "", " x ", "Naïve café 中文 [MASK] \u200b 1,000!"]
@@ -85,7 +85,7 @@ def test_training_again_gives_the_same(kind: TokenizerKind, tmp_path: Path) -> N
 @pytest.mark.parametrize("kind", TRAINED)
 @pytest.mark.parametrize("keep_accents", [True, False])
 def test_lower_case_and_accents(kind: TokenizerKind, *, keep_accents: bool) -> None:
-    tokenizer = Tokenizer.from_str(training_service(kind, 400, True, keep_accents)(TEXT[:200]))
+    tokenizer = train_tokenizer(kind, 400, True, TEXT[:200], keep_accents)
     assert (lowercases(tokenizer), lowercases(tokenizer_of(kind))) == (True, False)
     assert tokenizer.encode("QUSHAÉ").ids == tokenizer.encode("qushaé").ids
     assert strips_accents(tokenizer) is (kind == "wordpiece" and not keep_accents)

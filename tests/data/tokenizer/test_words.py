@@ -18,7 +18,7 @@ from tests.data.tokenizer.test_training import TEXT, tokenizer_of
 
 def words(tokenizer: Tokenizer, sentences: list[str], segmenter: SegmenterName = "none") -> list[list[str]]:
     """The tokens of each word, over all sentences."""
-    block = DocumentEncoder(tokenizer.to_str(), segmenter).encode([sentences]).block
+    block = DocumentEncoder(tokenizer.to_str(), segmenter).encode([sentences])[0]
     found: list[list[str]] = []
     for number, begins in zip(block.tokens, block.word_starts, strict=True):
         if begins:
@@ -53,7 +53,7 @@ def test_words_of_bytes_are_those_of_the_pre_tokenizer() -> None:
     tokenizer = tokenizer_of("bpe")
     for sentence in [*TEXT[:200], "loba,ke (mi) 12 nu34 - x", "ke!? a-b", "да не. 字漢! é"]:
         expected = [word != before for before, word in pairwise([None, *tokenizer.encode(sentence).word_ids[1:-1]])]
-        assert DocumentEncoder(tokenizer.to_str(), "none").encode([[sentence]]).block.word_starts.tolist() == expected
+        assert DocumentEncoder(tokenizer.to_str(), "none").encode([[sentence]])[0].word_starts.tolist() == expected
     assert len(words(tokenizer, ["हिन्दी भाषा"])) == 2  # combining marks stay with their letters
 
 
@@ -91,7 +91,7 @@ def test_segmenters_part_words_and_leave_the_ids(segmenter: SegmenterName, text:
     pytest.importorskip(segmenter)
     sentences = [text.replace("|", ""), "", "a\0b \u3000😀"]
     tokenizer = characters(*text, *(f"##{letter}" for letter in text))
-    plain, cut = (DocumentEncoder(tokenizer.to_str(), name).encode([sentences]).block for name in ("none", segmenter))
+    plain, cut = (DocumentEncoder(tokenizer.to_str(), name).encode([sentences])[0] for name in ("none", segmenter))
     assert plain.tokens.tolist() == cut.tokens.tolist()
     assert len(words(tokenizer_of("bpe"), sentences[:1], segmenter)) == len(text.split("|"))
     parted = words(tokenizer, sentences[:1], segmenter)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import unicodedata
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -271,17 +271,17 @@ class ContaminationSearch:
             hashes[positions] = size_hashes[positions]
         distinct, self._ngrams = np.unique(hashes, return_inverse=True)
         self.index = NgramIndex(word_ids, distinct)
-        self._matches: dict[int, tuple[str, int, str]] = {}
+        self._matches: dict[int, tuple[Any, ...]] = {}
 
-    def add(self, matches: Mapping[int, tuple[str, int, str]]) -> None:
+    def add(self, matches: Iterable[tuple[int, str, int, str]]) -> None:
         """Add the n-grams found in the documents that follow; of each, the first document counts.
 
         Args:
-            matches: for the number of each n-gram, in the order of the text: the name of the input, the number of the document
-                in it, from 1, and the beginning of the document.
+            matches: of each n-gram, in the order of the text, its number, the name of the input, the number of the document in
+                it, from 1, and the beginning of the document.
         """
-        for ngram, document in matches.items():
-            self._matches.setdefault(ngram, document)
+        for ngram, *document in matches:
+            self._matches.setdefault(ngram, tuple(document))
 
     def results(self) -> tuple[FileOverlap, ...]:
         """The overlap of each file with the documents so far."""

@@ -6,7 +6,7 @@ import hashlib
 from collections import Counter
 from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 from jaxtyping import Bool, Float, UInt
@@ -35,19 +35,19 @@ class StatisticsCounter:
         self._totals, self._unknown_causes, self.filtered = Counter[str](), Counter[str](), Counter[str]()
         self._lengths, self.digests = [np.zeros(0, np.int32)], [np.zeros((0, 16), np.uint8)]
 
-    def add(self, block: TokenBlock, empty: int, unknown: Counter[str], filtered: Counter[str]) -> None:
-        """Count the documents of a block, and how many were left out before: without tokens, and by filters."""
+    def add(self, block: TokenBlock, counts: dict[str, Any]) -> None:
+        """Count the documents of a block, and what is known of those that were left out; see `ChunkResult.counts`."""
         self._totals.update(
             documents=block.num_documents,
             sentences=len(block.sentence_lengths),
             tokens=len(block.tokens),
             words=int(block.word_starts.sum()),
             unknown_tokens=int((block.tokens == self._unknown_id).sum()),
-            empty_documents=empty,
+            empty_documents=counts["empty"],
             characters=int(block.characters.sum()),
         )
-        self._unknown_causes += unknown
-        self.filtered += filtered
+        self._unknown_causes.update(counts["unknown"])
+        self.filtered.update(counts["filtered"])
         self._lengths.append(block.document_lengths.astype(np.int32))
         self.digests.append(block.digests)
 

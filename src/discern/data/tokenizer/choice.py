@@ -14,7 +14,7 @@ from discern.data.executors import ProcessExecutor
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import ProblemLog
 from discern.data.tokenizer import prepared
-from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_tokenizer
+from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_json
 from discern.errors import ConfigError
 from discern.progress import Progress
 
@@ -124,11 +124,7 @@ def train_on(
             )
     # In a separate process, because the library cannot be interrupted while it trains.
     with ProcessExecutor(1, threads) as executor:
-        trained = executor.submit(_train, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents).result()
+        trained = executor.submit(train_json, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents).result()
     progress.finish()
     tokenizer = prepared(Tokenizer.from_str(trained), f"the trained {choice.train} tokenizer")
     return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
-
-
-def _train(*arguments: object) -> str:
-    return train_tokenizer(*arguments).to_str()  # type: ignore[arg-type]

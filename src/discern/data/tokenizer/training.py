@@ -7,7 +7,7 @@ import json
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
 from typing import Any, Literal
 
@@ -88,11 +88,9 @@ def train_tokenizer(
     return prepared(tokenizer, f"the trained {kind} tokenizer")
 
 
-def training_service(
-    kind: TokenizerKind, size: int, lowercase: bool, keep_accents: bool = False
-) -> Callable[[Sequence[str]], str]:
-    """The service of a worker process that trains a tokenizer: unlike the library, a process can be interrupted."""
-    return lambda texts: train_tokenizer(kind, size, lowercase, texts, keep_accents).to_str()
+def train_json(*arguments: Any) -> str:
+    """The serialized tokenizer that `train_tokenizer` returns; a task of an executor."""
+    return train_tokenizer(*arguments).to_str()
 
 
 def check_vocab_size(kind: TokenizerKind, size: int) -> None:
