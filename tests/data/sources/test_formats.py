@@ -84,9 +84,8 @@ def test_content_decides_whatever_the_name(tmp_path: Path, compression: str, con
     problems = ProblemLog()
     assert read(file, problems=problems) == expected
     assert problems.summary() == ()
-    options = CorpusOptions(exclude=("b/*",))
     if content in ("tar", "zip"):
-        assert read(file, options=options) == WIKI_DOCUMENTS
+        assert read(file, options=CorpusOptions(exclude=("b/*",))) == WIKI_DOCUMENTS
 
 
 def test_a_hub_data_set(tmp_path: Path) -> None:
@@ -208,7 +207,9 @@ def test_markup_never_becomes_text(
         "# Title\n\n<p>Text.</p>\n",
         "<!-- a -->\nText.\n",
         "From 1990 on.\n",
-        "[Spoiler] {x}\n",
+        "[Spoiler] {x}\n{{name}} liked it\n",
+        "[] and {} are brackets\n",
+        "{} [] too\n",
         "Well, text, yes.\nOne, two.\nThree, four, five.\n",
         "word\tDT\nother\tNN\n\nthird\tVB\n",
         "text\n\nA document.\n",
@@ -234,7 +235,6 @@ def table(header: str, row: str) -> str:
         ("a.csv", "id,review,stars", '{number},"{text}",5'),
         ("a.csv", "id;whatever;stars", "{number};{text};5"),
         ("a.csv", ",words of people,kind", '{number},"{text}",good'),
-        ("a.csv", "title,text", 'A fine long title,"{text}"'),
         ("noending", "id;comment", "{number};{text}"),
         ("a.tsv", f"gj04\t1\t\t{ROWS[0]}", "gj04\t{number}\t\t{text}"),
         ("a.csv", "sep=;\ntext;label", "{text};{number}"),
@@ -398,16 +398,8 @@ def test_damage_is_told(tmp_path: Path, content: bytes, says: str) -> None:
     assert raised.value.hint
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_folder_for_temporary_files_is_not_the_fault_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").write_bytes(b"PAR1" + bytes(100))
-    monkeypatch.setattr("tempfile.SpooledTemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
-    with pytest.raises(DataError, match=r"(?s)cannot write a temporary file in .*: No space left.*TMPDIR"):
-        read(tmp_path / "data")
-
-
 @pytest.mark.parametrize("compression", ["gz", "xz", "zst", "bz2", "zip"])
-@pytest.mark.parametrize("filling", [b"\n", b"\0", b'{"text": "a"}\n'])
+@pytest.mark.parametrize("filling", [b"\n", b'{"text": "a"}\n'])
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, filling: bytes) -> None:
     monkeypatch.setattr(streams, "FREE_BYTES", 1 << 18)  # megabytes instead of gigabytes
     content = filling * ((4 << 20) // len(filling))
