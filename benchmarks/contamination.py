@@ -17,10 +17,8 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from discern.data.sources.problems import ProblemLog
-
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 SHORTEST = 6
 WORD = re.compile(r"\w+")

@@ -22,10 +22,8 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from discern.data.sources.problems import ProblemLog
-
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 PAIRS = 40
 TEST_SENTENCES = 1000

@@ -20,12 +20,11 @@ from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 
-from discern.data.sources.problems import ProblemLog
 from judge_data import SENTENCE_END
 
 from discern.data.dataset.shards import TokenData
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 DOCUMENTS_PER_FILE = 500
 LOWERCASED_DOCUMENTS = 5  # one in so many

@@ -23,13 +23,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
-from discern.data.sources.problems import ProblemLog
 
 from discern.data.curation.contamination import words_of
 from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, Signer, clusters, links
 from discern.data.dataset.build import chunks_of
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 SIMILARITY = 0.8
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)

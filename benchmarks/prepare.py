@@ -28,7 +28,7 @@ import json, sys, time
 from pathlib import Path
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
-from discern.data.sources.problems import ProblemLog
+from discern.data.sources.documents import ProblemLog
 from discern.data.tokenizer import load_tokenizer
 request = json.loads(sys.argv[1])
 documents = Corpus(request["inputs"], CorpusOptions()).documents(ProblemLog())
