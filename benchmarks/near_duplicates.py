@@ -29,7 +29,7 @@ from discern.data.curation.contamination import words_of
 from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, links_of_band, sign
 from discern.data.job import chunks_of
 from discern.data.sources.corpus import Corpus
-from discern.data.sources.documents import CorpusOptions
+from discern.data.sources.documents import CorpusOptions, ProblemLog
 
 SIMILARITY = 0.8
 SHARES = (0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.3)

@@ -58,13 +58,6 @@ def test_tsv_takes_quotes_as_text_unless_a_field_is_quoted_as_a_spreadsheet_does
     assert [text for text, _ in rows(path)] == ['"open', 'said "yes"', 'a "b" c', '"a" and "b"']
 
 
-def test_a_csv_file_with_one_column_needs_no_quotes(tmp_path: Path) -> None:
-    path = tmp_path / "new.csv"
-    path.write_text('review\ngreat film, loved it\na; b|c\n"quoted, ""twice""\nin two lines"\n')
-    texts = [row.values["review"] for row in open_table(path).rows]
-    assert texts == ["great film, loved it", "a; b|c", 'quoted, "twice"\nin two lines']
-
-
 def test_standard_input_and_plain_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write(tmp_path / "a.txt", "", "One, two.", "", "Three.", "", "")
     assert [row.values["text"] for row in open_table(path).rows] == ["", "One, two.", "", "Three."], "aligned with the lines"
@@ -140,13 +133,6 @@ def test_other_encodings_are_refused_with_the_line(tmp_path: Path) -> None:
 def test_faults_of_json_lines_name_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
     with pytest.raises(DataError, match=message):
         stars(write(tmp_path / "a.jsonl", *lines))
-
-
-@pytest.mark.parametrize("line", ["{{name}} liked it", "[Spoiler] a great film", "[] and {} are brackets", "{} [] too"])
-def test_a_text_may_begin_with_a_bracket(tmp_path: Path, line: str) -> None:
-    path = tmp_path / "texts"
-    path.write_text(f"{line}\nA fine film.\n", encoding="utf-8")
-    assert [row.values["text"] for row in open_table(path).rows] == [line, "A fine film."]
 
 
 def test_an_unknown_format_names_the_nearest(tmp_path: Path) -> None:

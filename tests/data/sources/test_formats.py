@@ -11,6 +11,7 @@ import os
 import sys
 import zipfile
 from collections.abc import Callable
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -84,9 +85,8 @@ def test_content_decides_whatever_the_name(tmp_path: Path, compression: str, con
     problems = ProblemLog()
     assert read(file, problems=problems) == expected
     assert problems.summary() == ()
-    options = CorpusOptions(exclude=("b/*",))
     if content in ("tar", "zip"):
-        assert read(file, options=options) == WIKI_DOCUMENTS
+        assert read(file, options=CorpusOptions(exclude=("b/*",))) == WIKI_DOCUMENTS
 
 
 def test_a_hub_data_set(tmp_path: Path) -> None:
@@ -208,7 +208,9 @@ def test_markup_never_becomes_text(
         "# Title\n\n<p>Text.</p>\n",
         "<!-- a -->\nText.\n",
         "From 1990 on.\n",
-        "[Spoiler] {x}\n",
+        "[Spoiler] {x}\n{{name}} liked it\n",
+        "[] and {} are brackets\n",
+        "{} [] too\n",
         "Well, text, yes.\nOne, two.\nThree, four, five.\n",
         "word\tDT\nother\tNN\n\nthird\tVB\n",
         "text\n\nA document.\n",
@@ -234,7 +236,6 @@ def table(header: str, row: str) -> str:
         ("a.csv", "id,review,stars", '{number},"{text}",5'),
         ("a.csv", "id;whatever;stars", "{number};{text};5"),
         ("a.csv", ",words of people,kind", '{number},"{text}",good'),
-        ("a.csv", "title,text", 'A fine long title,"{text}"'),
         ("noending", "id;comment", "{number};{text}"),
         ("a.tsv", f"gj04\t1\t\t{ROWS[0]}", "gj04\t{number}\t\t{text}"),
         ("a.csv", "sep=;\ntext;label", "{text};{number}"),
@@ -389,6 +390,7 @@ def test_damage_in_a_later_stream_is_named(tmp_path: Path, compression: str, pla
         (b"WARC/1.0\r\nWARC-Type: conversion\r\n\r\n", "expected a WARC record with its Content-Length"),
         (b"WARC/1.0\r\n" + b"X-Long: y\r\n" * 10_000, "is damaged"),
         (b'[{"text": "a"}, {"text"', "not JSON"),
+        (reduce(lambda inner, _: gzip.compress(inner), range(12), TEXT), "nested more than 8 deep"),
     ],
 )
 def test_damage_is_told(tmp_path: Path, content: bytes, says: str) -> None:
@@ -398,16 +400,8 @@ def test_damage_is_told(tmp_path: Path, content: bytes, says: str) -> None:
     assert raised.value.hint
 
 
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_a_full_folder_for_temporary_files_is_not_the_fault_of_the_input(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "data").write_bytes(b"PAR1" + bytes(100))
-    monkeypatch.setattr("tempfile.SpooledTemporaryFile", lambda **_: Path("/dev/full").open("wb", buffering=0))  # noqa: SIM115
-    with pytest.raises(DataError, match=r"(?s)cannot write a temporary file in .*: No space left.*TMPDIR"):
-        read(tmp_path / "data")
-
-
 @pytest.mark.parametrize("compression", ["gz", "xz", "zst", "bz2", "zip"])
-@pytest.mark.parametrize("filling", [b"\n", b"\0", b'{"text": "a"}\n'])
+@pytest.mark.parametrize("filling", [b"\n", b'{"text": "a"}\n'])
 def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compression: str, filling: bytes) -> None:
     monkeypatch.setattr(streams, "FREE_BYTES", 1 << 18)  # megabytes instead of gigabytes
     content = filling * ((4 << 20) // len(filling))
@@ -418,15 +412,6 @@ def test_bombs_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comp
     if compression != "zip":
         with pytest.raises(DataError, match="bomb decompresses to too much data"):
             list(open_table(tmp_path / "bomb", "text").rows)
-
-
-def test_endless_nesting_is_refused(tmp_path: Path) -> None:
-    content = TEXT
-    for _ in range(12):
-        content = gzip.compress(content)
-    (tmp_path / "bomb").write_bytes(content)
-    with pytest.raises(DataError, match="nested more than 8 deep"):
-        read(tmp_path / "bomb")
 
 
 def test_blank_lines_in_a_row_part_documents_as_one_does(tmp_path: Path) -> None:

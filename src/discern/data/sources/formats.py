@@ -445,20 +445,19 @@ def text_lines(pieces: Iterable[str]) -> Iterator[Lines]:
     """The lines of text that comes in pieces. Runs of blank lines may be shortened to one."""
     rest = ""
     for piece in pieces:
-        text = rest + piece
-        cut = text.rfind("\n") + 1
-        continues = cut == 0 and len(text) >= BLOCK_BYTES
-        if continues:
-            cut = max(text.rfind(" "), text.rfind("\t")) + 1 or len(text) - 1
-        if cut:
-            # The newline itself is removed, so that it does not become an empty line.
-            whole = text[:cut] if continues else text[: cut - 1]
-            if whole.count("\n") * _MANY_LINE_ENDS > len(whole):
-                whole = _BLANK_LINES.sub("\n\n", whole)
-            yield Lines(whole.split("\n"), continues)
-        rest = text[cut:]
+        lines = piece.split("\n")
+        lines[0] = rest + lines[0]
+        rest = lines.pop()
+        if len(lines) * _MANY_LINE_ENDS > len(piece):
+            lines = _BLANK_LINES.sub("\n\n", "\n".join(lines)).split("\n")
+        if lines:
+            yield Lines(lines)
+        elif len(rest) >= BLOCK_BYTES:
+            cut = max(rest.rfind(" "), rest.rfind("\t")) + 1 or len(rest) - 1
+            yield Lines([rest[:cut]], continues=True)
+            rest = rest[cut:]
     if rest:
-        yield Lines(rest.split("\n"))
+        yield Lines([rest])
 
 
 def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:

@@ -52,19 +52,23 @@ class _Pieces(io.RawIOBase):
     """Pieces of bytes as a file. A read returns less than asked for only at the end."""
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
-        self._pieces = pieces
-        self._rest = bytearray()
+        self._pieces = filter(None, pieces)
+        self._rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        while len(self._rest) < len(buffer) and (piece := next(self._pieces, None)) is not None:
-            self._rest += piece
-        part = self._rest[: len(buffer)]
-        del self._rest[: len(part)]
-        buffer[: len(part)] = part
-        return len(part)
+        filled = 0
+        while filled < len(buffer):
+            self._rest = self._rest or memoryview(next(self._pieces, b""))
+            if not self._rest:
+                break
+            part = self._rest[: len(buffer) - filled]
+            buffer[filled : filled + len(part)] = part
+            self._rest = self._rest[len(part) :]
+            filled += len(part)
+        return filled
 
 
 def opened(pieces: Iterator[bytes]) -> io.BufferedReader:
@@ -317,7 +321,7 @@ def text_pieces(
             problems.add(f"invalid {encoding.upper()}, replaced", where, invalid)
             if likely not in ("utf-8", "ENCODING"):
                 problems.note(f"invalid bytes are replaced; a file with them may be {likely}: --encoding {likely}")
-        if "\0" in text:
+        if b"\0" in block and "\0" in text:  # in UTF-16, a NUL byte is half of a character
             raise NotTextError(name, *_NUL)
         lines += block.count(b"\n")
         if text:
