@@ -95,13 +95,11 @@ class PrepareReport:
     def values(self) -> dict[str, Any]:
         """Statistics and properties of the data set in one dictionary, as `--json` prints it."""
         manifest = self.manifest
-        near, splits = manifest.near_duplicates, manifest.splits
+        near = manifest.near_duplicates
         return {
             **manifest.statistics.model_dump(),
-            "train_documents": splits["train"].num_documents,
-            "heldout_documents": splits["heldout"].num_documents,
-            "train_tokens": splits["train"].num_tokens,
-            "heldout_tokens": splits["heldout"].num_tokens,
+            **{f"{name}_documents": split.num_documents for name, split in manifest.splits.items()},
+            **{f"{name}_tokens": split.num_tokens for name, split in manifest.splits.items()},
             "vocab_size": manifest.tokenizer.vocab_size,
             **manifest.model_dump(mode="json", include={"tokenizer", "filtered", "fingerprint", "problems", "overlap"}),
             "near_duplicates": near.removed if near is not None else None,

@@ -12,8 +12,8 @@ from typing import Literal
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, FileInfo, is_data_set, read_manifest
-from discern.data.dataset.shards import Shard, TokenData
+from discern.data.dataset.manifest import MANIFEST_NAME, FileInfo, is_data_set, read_manifest
+from discern.data.dataset.shards import TokenData
 from discern.data.remote import remote_address
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.model_files import finetuned
@@ -195,13 +195,8 @@ def _of_data(folder: Path) -> Iterator[tuple[str, _Check]]:
 def _of_opened(data: TokenData) -> Iterator[tuple[str, _Check]]:
     yield MANIFEST_NAME, lambda: None
     yield "tokenizer.json", data.tokenizer
-    yield COUNTS_NAME, partial(_compare_file, data, COUNTS_NAME, data.manifest.token_counts)
-    for split, info in data.manifest.splits.items():
-        for shard, opened in zip(info.shards, data.split(split).shards, strict=True):
-            for suffix, file in shard.files.items():
-                name = f"{shard.name}.{suffix}"
-                yield name, partial(_compare_file, data, name, file)
-            yield f"the indices of {shard.name}", partial(_indices, opened)
+    for name, file in data.manifest.files.items():
+        yield name, partial(_compare_file, data, name, file)
 
 
 def _compare_file(data: TokenData, name: str, expected: FileInfo) -> None:
@@ -297,10 +292,6 @@ def _weights(path: Path, *, known: bool = True) -> None:
         raise DataError(f"it cannot be read: {problem}") from problem
     if not known:
         raise _UnknownError(f"it can be read, and its weights are finite; there is no {CHECKSUMS_NAME} to compare it with")
-
-
-def _indices(shard: Shard) -> None:
-    _ = shard.document_starts, shard.sentence_starts
 
 
 def _raise(problem: DataError) -> None:

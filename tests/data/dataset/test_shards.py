@@ -129,7 +129,7 @@ def test_wide_vocabularies(tmp_path: Path) -> None:
         (lambda folder: (folder / "manifest.json").unlink(), r"manifest\.json is missing"),
         (lambda folder: write_recorded(folder, {"manifest.json": "{"}), "is not valid JSON"),
         (lambda folder: write_recorded(folder, {"manifest.json": "{}"}), "is not the manifest"),
-        (lambda folder: edit_manifest(folder, format_version=99), "format version 99"),
+        (lambda folder: edit_manifest(folder, format_version=99), "of this version of discern"),
         (lambda folder: edit_manifest(folder, dtype="int7"), "is damaged"),
         (lambda folder: (folder / "train-00000.tokens").unlink(), r"train-00000\.tokens is missing"),
         (lambda folder: (folder / "train-00000.words").write_bytes(b"x"), "has 1 bytes, but the manifest has"),

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from discern.config.schema import Section
 from discern.data.curation.contamination import FileOverlap
@@ -132,12 +132,6 @@ class Manifest(Section):
     near_duplicates: NearDuplicates | None = Field(None, description="Near-duplicates removed; None: not looked for.")
     filtered: dict[str, int] | None = Field(None, description="Documents left out by filter and reason; None: no filters.")
 
-    @model_validator(mode="after")
-    def _fingerprint_fits(self) -> Manifest:
-        if data_fingerprint(self.tokenizer.fingerprint, self.splits) != self.fingerprint:
-            raise ValueError("the fingerprint does not match the checksums: one of them was changed")
-        return self
-
     @property
     def files(self) -> dict[str, FileInfo]:
         """The files of the data set whose checksums are here, by name."""
@@ -174,14 +168,8 @@ def read_manifest(folder: Path) -> Manifest:
         raise DataError(f"{folder} is not a data set: {reason}", hint=none)
     hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
     raw = read_object(path, hint=hint)
-    if raw.get("format") != FORMAT:
-        raise DataError(f"{path} is not the manifest of a discern data set", hint=none)
-    if raw.get("format_version") != FORMAT_VERSION:
-        found = raw.get("format_version")
-        raise DataError(
-            f"{path} has data format version {found}, but this discern reads version {FORMAT_VERSION}",
-            hint="prepare the data again with this version of discern",
-        )
+    if (raw.get("format"), raw.get("format_version")) != (FORMAT, FORMAT_VERSION):
+        raise DataError(f"{path} is not the manifest of a data set of this version of discern", hint=none)
     with understood(path, hint=hint):
         return Manifest.model_validate(raw)
 

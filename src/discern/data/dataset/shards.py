@@ -40,19 +40,6 @@ if TYPE_CHECKING:
 PREPARE_AGAIN = "the data set is damaged: copy the file back, or run the same `discern prepare` again with --overwrite"
 
 
-def check_file(path: Path, expected: FileInfo) -> None:
-    """Compare a file of a data set with the checksum in its manifest, unless verification is switched off.
-
-    Raises:
-        DataError: the checksum differs.
-    """
-    if verification_is_on() and (found := digest_of(path)) != expected.sha256:
-        raise DataError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
-            hint=PREPARE_AGAIN,
-        )
-
-
 class LocalFiles:
     """The files of a data set on this machine. Each stays mapped into memory once it was read.
 
@@ -68,18 +55,17 @@ class LocalFiles:
         """A file as an array.
 
         Raises:
-            DataError: it is missing, or does not match its size or its checksum.
+            DataError: it is missing, or does not match its checksum, unless verification is switched off.
         """
         if name not in self._maps:
-            self._maps[name] = self._map(self.folder / name, expected, dtype)
+            path = self.folder / name
+            if verification_is_on() and (found := digest_of(path)) != expected.sha256:
+                raise DataError(
+                    f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
+                    hint=PREPARE_AGAIN,
+                )
+            self._maps[name] = np.memmap(path, dtype=dtype, mode="r")
         return self._maps[name]
-
-    def _map(self, path: Path, expected: FileInfo, dtype: np.dtype) -> np.memmap:
-        try:
-            check_file(path, expected)
-            return np.memmap(path, dtype=dtype, mode="r")
-        except (OSError, ValueError) as problem:
-            raise DataError(f"{path} cannot be read: {problem}", hint=PREPARE_AGAIN) from problem
 
     def __getstate__(self) -> dict[str, object]:
         # Pickling a memory map copies its content; the other process maps the file itself.
@@ -98,11 +84,10 @@ class Shard:
         first_token: offset of the first token within the split.
     """
 
-    def __init__(self, files: Files | Path, info: ShardInfo, dtype: np.dtype, first_token: int) -> None:
+    def __init__(self, files: Files, info: ShardInfo, dtype: np.dtype, first_token: int) -> None:
         self.info = info
         self.first_token = first_token
-        self._files = LocalFiles(files) if isinstance(files, Path) else files
-        self._dtype = dtype
+        self._files, self._dtype = files, dtype
 
     @property
     def tokens(self) -> np.memmap:
@@ -147,27 +132,17 @@ class TokenSplit:
         self._bounds: Int[np.ndarray, " bounds"] = firsts
 
     def read(self, start: int, stop: int) -> Int[np.ndarray, " n"]:
-        """Token ids `start` to `stop` of the split, int64; may cross shards.
-
-        Raises:
-            IndexError: the range exceeds the split.
-        """
+        """Token ids `start` to `stop` of the split, int64; may cross shards."""
         parts = [shard.tokens[first:last].astype(np.int64) for shard, first, last in self._pieces(start, stop)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
 
     def word_starts(self, start: int, stop: int) -> Bool[np.ndarray, " n"]:
-        """True where a word begins, for tokens `start` to `stop` of the split.
-
-        Raises:
-            IndexError: the range exceeds the split.
-        """
+        """True where a word begins, for tokens `start` to `stop` of the split."""
         parts = [shard.word_starts(first, last) for shard, first, last in self._pieces(start, stop)]
         return np.concatenate(parts) if parts else np.zeros(0, dtype=bool)
 
     def _pieces(self, start: int, stop: int) -> list[tuple[Shard, int, int]]:
         """The shards that contain tokens `start` to `stop`, with the range within each."""
-        if not 0 <= start <= stop <= self.num_tokens:
-            raise IndexError(f"tokens {start} to {stop} of a split of {self.num_tokens}")
         index = int(np.searchsorted(self._bounds, start, side="right")) - 1
         pieces = []
         while start < stop:
@@ -277,12 +252,4 @@ class TokenData:
         Raises:
             DataError: the file is damaged.
         """
-        path = self.folder / COUNTS_NAME
-        check_file(path, self.manifest.token_counts)
-        return np.fromfile(path, dtype="<i8").astype(np.int64)
-
-
-def located(folder: Path) -> str:
-    """`TokenData.location` of the data set in a folder or at an address, without opening it."""
-    address = remote_address(folder)
-    return shown(address) if address is not None else str(folder.resolve())
+        return self._files.array(COUNTS_NAME, self.manifest.token_counts, np.dtype("<i8")).astype(np.int64)

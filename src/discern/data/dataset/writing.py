@@ -13,6 +13,7 @@ from jaxtyping import Bool, Float, UInt
 
 from discern.data.dataset.manifest import FileInfo, ShardInfo, SplitInfo, SplitName, Statistics
 from discern.data.tokenizer.encoding import TokenBlock
+from discern.storage.checksums import checksum
 from discern.storage.files import sync_file
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
@@ -79,7 +80,7 @@ class StatisticsCounter:
 
 
 class _Shard:
-    """The shard being written: four files, hashed while they are written."""
+    """The shard being written: four files."""
 
     def __init__(self, folder: Path, name: str, stack: ExitStack) -> None:
         self.name = name
@@ -87,7 +88,6 @@ class _Shard:
         self._files: dict[str, BinaryIO] = {
             suffix: stack.enter_context((folder / f"{name}.{suffix}").open("xb")) for suffix in _SUFFIXES
         }
-        self._hashes = {suffix: hashlib.sha256() for suffix in _SUFFIXES}
         self._bits = np.zeros(0, dtype=bool)  # word starts that do not fill a byte yet
 
     def append(self, block: TokenBlock) -> None:
@@ -111,15 +111,13 @@ class _Shard:
         files = {}
         for suffix, file in self._files.items():
             sync_file(file)
-            files[suffix] = FileInfo(size=file.tell(), sha256=self._hashes[suffix].hexdigest())
+            files[suffix] = FileInfo(size=file.tell(), sha256=checksum(Path(file.name)))
             file.close()
         counts = {name: getattr(self, name) for name in ("num_tokens", "num_documents", "num_sentences")}
         return ShardInfo(name=self.name, files=files, **counts)
 
     def _write(self, suffix: str, array: np.ndarray) -> None:
-        data = np.ascontiguousarray(array).data.cast("B") if array.size else b""
-        self._files[suffix].write(data)
-        self._hashes[suffix].update(data)
+        self._files[suffix].write(array.tobytes())
 
 
 class SplitWriter(ExitStack):

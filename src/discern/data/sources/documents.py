@@ -97,11 +97,6 @@ class CorpusOptions:
     exclude: tuple[str, ...] = ()
     encoding: str | None = None
 
-    @property
-    def record_field(self) -> str:
-        """The fields of the text in records of data sets."""
-        return ",".join(self.text_fields) or "text"
-
     def text_field(self, name: str) -> str | None:
         """The field or column that holds the text of an input; None if it is not given."""
         parted = [entry.rpartition(":") for entry in self.text_fields]
