@@ -220,7 +220,6 @@ def test_next_sentence_prediction() -> None:
     ("preset", "options", "says"),
     [
         ("xlnet-cpu", "objective.permutation_size=37", r"permutation_size 37 does not divide.*\[1, 2, 4, 8, 16, 32\]"),
-        ("xlnet-cpu", "data.reuse_length=20", r"reuse_length 20 is not half.*set data\.reuse_length=32"),
         ("xlnet-cpu", "data.packing=packed", r"set data\.packing=two-part, or objective\.memory_length=0"),
         ("xlnet-cpu", "train.sequences_per_step=7", r"equally many forward and backward slots"),
         ("xlnet-cpu", "objective.mask_probability=0.2", r"did you mean 'objective\.prediction_ratio'"),

@@ -267,7 +267,9 @@ def test_what_is_complete_is_not_measured_again_and_more_steps_keep_the_warm_up(
 
 def test_another_beginning_is_another_run(world: Path, adapted: Any, tmp_path: Path) -> None:
     out, replay = Path(shutil.copytree(adapted[0], tmp_path / "out")), replayed(world, 0.25)
-    with pytest.raises(DataError, match=r"was trained on .*domain/data, .*general/data, but this command reads .*domain/data"):
+    with pytest.raises(
+        DataError, match=r"was trained on .*domain/data, .*general/data, but .*domain/data is a different data set"
+    ):
         go(world, out, *LONG)
     elsewhere = Path(shutil.copytree(world / "run", tmp_path / "elsewhere"))
     assert go(world, out, *LONG, model=elsewhere, **replay) == adapted[1], "the same weights are the same model"

@@ -55,7 +55,6 @@ def test_each_source_is_recorded_and_measured(sources: list[Path], run: Path) ->
     record, last = read_record(run), figures(run)[-1]
     assert record["data"] == [str(source) for source in sources]
     assert record["mixture"] == {"general/data": pytest.approx(0.1), "domain/data": pytest.approx(0.9)}
-    assert record["statistics"]["documents"] > 100
     of: Any = last["heldout_by_source"]
     for key in ("heldout_loss", "discriminator_auc"):
         assert last[key] == pytest.approx(0.1 * of["general/data"][key] + 0.9 * of["domain/data"][key])
@@ -73,12 +72,8 @@ def test_each_source_is_recorded_and_measured(sources: list[Path], run: Path) ->
 
 def test_the_plan_tells_the_mixture(sources: list[Path], tmp_path: Path) -> None:
     weights = dict(zip(sources, (3.0, 1.0), strict=True))
-    found = estimate(plan(data=weights, out=tmp_path / "out", preset="tiny", warn=pytest.fail))
-    assert [(each["source"], each["weight"]) for each in found.values["mixture"]] == [
-        ("general/data", 0.75),
-        ("domain/data", 0.25),
-    ]
-    assert "# mixture       domain/data: " in found.text
+    found = estimate(plan(data=weights, out=tmp_path / "out", preset="tiny", warn=pytest.fail)).values["mixture"]
+    assert {each["source"]: each["weight"] for each in found} == {"general/data": 0.75, "domain/data": 0.25}
 
 
 def test_a_run_on_a_mixture_decays(sources: list[Path], tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def _check_data_set(run: Path, record: Mapping[str, Any], data: TokenData, hint:
     """Check that a data set is the one that a run was trained on."""
     if record["data_fingerprint"] != data.fingerprint:
         before, now = ", ".join(record["data"]), data.location
-        changed, another = f"an earlier version of {now}, which has changed since", f"{before}, but this command reads {now}"
+        changed, another = f"an earlier version of {now}, which has changed since", f"{before}, but {now} is a different data set"
         raise DataError(f"{run} was trained on {changed if before == now else another}", hint=hint)
 
 
