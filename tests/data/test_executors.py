@@ -8,7 +8,7 @@ from itertools import islice
 
 import pytest
 
-from discern.data.executors import ProcessExecutor, executor_of, ordered_map
+from discern.data.executors import ProcessExecutor, RayExecutor, ordered_map
 from discern.errors import ConfigError, DataError
 
 
@@ -66,7 +66,7 @@ def test_no_process_is_left() -> None:
 def test_ray_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.data.executors.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="not installed") as raised:
-        executor_of("ray", 1)
+        RayExecutor(1)
     assert "discern-nlp[ray]" in str(raised.value.hint)
 
 
@@ -74,4 +74,4 @@ def test_an_address_where_no_cluster_answers(monkeypatch: pytest.MonkeyPatch) ->
     pytest.importorskip("ray", reason="the extra 'ray' is not installed")
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     with pytest.raises(DataError, match="no Ray cluster answers at RAY_ADDRESS=127"):
-        executor_of("ray", 1)
+        RayExecutor(1)

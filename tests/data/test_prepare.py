@@ -18,7 +18,7 @@ import pytest
 from discern.data.check import check
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
-from discern.data.prepare import PrepareReport, prepare, warnings_of
+from discern.data.prepare import prepare, warnings_of
 from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
@@ -360,27 +360,6 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert peaks[1] < peaks[0] * 1.25
 
 
-def test_real_text(tmp_path: Path) -> None:
-    folder = os.environ.get("DISCERN_TEST_DATA")
-    if not folder:
-        pytest.skip("DISCERN_TEST_DATA is not set")
-    report: PrepareReport = prepare(
-        [str(Path(folder) / "blimp" / "a*.jsonl")],
-        out=tmp_path / "data",
-        tokenizer=TokenizerChoice(Path(folder) / "vocab" / "bert-uncased-en.txt"),
-        corpus=CorpusOptions(text_fields=("sentence_good",)),
-        options=PrepareOptions(workers=2),
-        progress=Silent(),
-    )
-    statistics = report.manifest.statistics
-    assert statistics.documents % 1000 == 0
-    assert statistics.unknown_fraction < 0.001
-    data = TokenData.open(tmp_path / "data")
-    split = data.split("train")
-    bounds = np.asarray(split.shards[0].document_starts[:2])
-    assert data.tokenizer().decode(split.read(*bounds.tolist()).tolist())[-1] in ".?"
-
-
 def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) -> None:
     assert warnings_of(prepare(**request(text), progress=Silent()).manifest) == []
     few = prepare(**request(text, "few", heldout=0.001), progress=Silent()).manifest
@@ -392,17 +371,6 @@ def test_a_small_heldout_part_and_many_unknown_tokens_are_warned_of(text: Path) 
     assert unknown.startswith("80 of 80 tokens (100%) are unknown to the vocabulary")
     assert "unknown are '☂' (U+2602): 50%, '☃' (U+2603): 25%, '★' (U+2605): 25%; " in unknown
     assert "--train-tokenizer bpe" in unknown
-
-
-def test_words_that_are_too_long_are_the_cause_that_is_named(text: Path) -> None:
-    protein = text.parent / "protein.txt"
-    protein.write_text("".join(f"{'ACDEFGHIKL' * 21}{number}\n" for number in range(40)))
-    asked = request(protein, tokenizer=TokenizerChoice(train="wordpiece", vocab_size=100), corpus=CorpusOptions("line"))
-    unknown, few = warnings_of(prepare(**asked, progress=Silent()).manifest)
-    assert "unknown are words of more than 200 characters: 100%" in unknown
-    assert "wordpiece" not in unknown
-    assert few.startswith("only")
-    assert "--documents line" not in few
 
 
 def test_copies_that_fill_the_held_out_part_are_warned_of(text: Path) -> None:

@@ -155,18 +155,17 @@ class RayExecutor(Executor):
         if find_spec("ray") is None:
             raise ConfigError("--engine ray needs the package ray, which is not installed", hint="pip install 'discern-nlp[ray]'")
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-        # Without a GPU of its own, a task would not see those of the machine; Ray warns that this will change.
-        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         import ray
 
         self._ray: Any = ray
         address = os.environ.get(ADDRESS)
         here: dict[str, Any] = {} if address else {"num_cpus": workers, "include_dashboard": False}
         try:
-            if address is not None:
-                _connect(address)
+            host, colon, port = (address or "").removeprefix("ray://").rpartition(":")
+            if colon and port.isdecimal():  # Ray itself waits for minutes
+                socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
             ray.init(address=address or "local", log_to_driver=False, logging_level=logging.ERROR, **here)
-        except (OSError, RuntimeError, ValueError) as problem:
+        except (OSError, OverflowError, RuntimeError, ValueError) as problem:
             if address:
                 hint = (
                     f"ray status --address {address} shows whether it is running; without {ADDRESS}, Ray starts on this machine"
@@ -198,20 +197,3 @@ class RayExecutor(Executor):
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """Leave the cluster."""
         self._ray.shutdown()
-
-
-def _connect(address: str) -> None:
-    """Check that something listens at an address HOST:PORT; Ray itself waits for minutes.
-
-    Raises:
-        OSError: nothing does.
-    """
-    host, colon, port = address.removeprefix("ray://").rpartition(":")
-    if colon and port.isdecimal():  # rather than "auto" or "local"
-        with suppress(OverflowError):
-            socket.create_connection((host.strip("[]"), int(port)), _ANSWER_SECONDS).close()
-
-
-def executor_of(engine: EngineName, workers: int) -> Executor:
-    """The executor of an engine, with this number of processes if they run on this machine."""
-    return RayExecutor(workers) if engine == "ray" else ProcessExecutor(workers)

@@ -42,7 +42,7 @@ from discern.data.dataset.manifest import (
 from discern.data.dataset.publish import existing_data_set, other_data_set, refuse_foreign, repair, write_header
 from discern.data.dataset.remote import uploaded
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter, StatisticsCounter
-from discern.data.executors import EngineName, available_cores, executor_of, ordered_map
+from discern.data.executors import EngineName, ProcessExecutor, RayExecutor, available_cores, ordered_map
 from discern.data.job import (
     ChunkResult,
     Job,
@@ -190,7 +190,7 @@ def prepare(
 
     with OutputFolder(target).staged() as folder, _work_folder(job, target, progress, keep=text.rereadable) as work:
         encoder, info = _tokenizer_of(work, given, tokenizer, text, options, progress)
-        with executor_of(engine, options.workers) as executor:
+        with RayExecutor(options.workers) if engine == "ray" else ProcessExecutor(options.workers) as executor:
             # On a cluster, a task reads a piece. On this machine, this process reads, and the others tokenize.
             map_chunks: Mapping = map
             if engine == "local":
@@ -328,13 +328,11 @@ def _near_duplicates(
     work: Path, similarity: float, executor: Executor, progress: Progress
 ) -> tuple[NearDuplicates, Int[np.ndarray, " R"]]:
     """The entry of near-duplicates in the manifest, and the numbers of the documents to remove."""
-    banding, links = Banding.of(similarity), []
-    progress.start("comparing documents", banding.bands, "bands")
-    for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(banding.bands), pending=banding.bands):
-        links.append(pairs)
-        progress.advance(1)
-    progress.finish()
+    banding = Banding.of(similarity)
+    progress.start(f"comparing documents in {banding.bands} bands of their signatures", None, "")
+    links = executor.map(partial(links_of_band, str(work)), range(banding.bands))
     removed, sizes = clusters(links, sum(map(len, signatures_of(work))))
+    progress.finish()
     entry = NearDuplicates(
         similarity=similarity,
         ngram_words=NGRAM_WORDS,
