@@ -203,9 +203,10 @@ def prepare(
                 progress.finish()
             near_duplicates, removed = None, np.zeros(0, dtype=np.int64)
             if options.near_duplicates is not None:
-                deque(_results(job, work, map_chunks, progress), maxlen=0)
+                deque(_results(job, work, map_chunks, progress, "tokenizing"), maxlen=0)
                 near_duplicates, removed = _near_duplicates(work, options.near_duplicates, executor, progress)
-            results = _results(job, work, map_chunks, progress)
+            done = engine == "ray" or options.near_duplicates is not None
+            results = _results(job, work, map_chunks, progress, "merging" if done else "tokenizing")
             splits, token_counts, counter = _merge(results, removed, options, encoder, folder.path, search)
         records = [record for index in range(len(job.pieces)) if (record := piece_record(str(work), index)) is not None]
         problems = ProblemLog()
@@ -305,7 +306,7 @@ def _tokenizer_of(
     return encoder, info
 
 
-def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress) -> Generator[ChunkResult]:
+def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress, doing: str) -> Generator[ChunkResult]:
     """The results of all pieces in order, with a bar in bytes of the input."""
     read = shown = tokens = 0
 
@@ -314,7 +315,7 @@ def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress) -> G
         read += size
 
     sizes = [item.size for piece in job.pieces for item in piece]
-    progress.start("tokenizing", None if None in sizes else sum(size or 0 for size in sizes), "bytes")
+    progress.start(doing, None if None in sizes else sum(size or 0 for size in sizes), "bytes")
     for index in range(len(job.pieces)):
         for result in piece_results(str(work), index, map_chunks, count):
             yield result
@@ -373,9 +374,9 @@ def _merge(
                     np.add(counts, np.bincount(block.tokens, minlength=len(counts)), out=counts)
 
         for result in stack.enter_context(closing(results)):
-            kept = ~np.isin(np.arange(first, first + result.block.num_documents), removed, assume_unique=True)
-            first += result.block.num_documents
-            block = result.block.select(kept)
+            kept, last = np.ones(result.block.num_documents, dtype=bool), first + result.block.num_documents
+            kept[removed[slice(*np.searchsorted(removed, [first, last]))] - first] = False
+            block, first = result.block.select(kept), last
             counter.add(block, result.counts)
             write(chooser.place(block))
             if search is not None:
