@@ -31,6 +31,7 @@ from discern.storage.files import write_file
 _SIMILARITY = 0.8
 _SIGNED = 50_000  # documents that are compared with each other: 512 bytes of memory each
 _SHORT_DOCUMENT = 64  # tokens
+_MANY_SENTENCES = 5  # in a line; a paragraph has fewer
 _LINES = 1 << 18  # different lines whose number is counted
 _SENTENCE_END = re.compile(r"[.!?…。！？]+[\"'”’)\]」]*(?=\s|$)|[。！？]")
 _MARKUP = re.compile(r"</?[a-zA-Z][^<>\n]{0,200}>|&[a-z]{2,6};|\[\[|\]\]|\{\{|\}\}")
@@ -177,7 +178,7 @@ def _advice(totals: Counter[str], lines: Counter[str], statistics: Statistics, u
             f"{percent(totals['ended'] / totals['lines'])} of the lines end a sentence: if the lines are wrapped, join those of "
             "a paragraph, as a line counts as a sentence"
         )
-    elif totals["ends"] > 2 * totals["lines"]:
+    elif totals["ends"] > _MANY_SENTENCES * totals["lines"]:
         yield (
             f"a line has {totals['ends'] / totals['lines']:.1f} sentences on average: the packing 'segments' cuts examples at "
             "lines, so write one sentence per line, or use the packing 'packed'"
