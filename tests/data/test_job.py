@@ -176,7 +176,7 @@ def test_a_machine_that_does_not_see_the_folder_or_has_other_versions(text: Path
     found = json.loads((work / "job.json").read_text())
     (work / "job.json").write_text(json.dumps(found | {"versions": {"discern": "0.0.1"}}))
     module.job_of.cache_clear()
-    with pytest.raises(DataError, match=r"discern 0\.0\.1"):
+    with pytest.raises(DataError, match=r"'discern': '0\.0\.1'"):
         make_piece(str(work), 0)
 
 

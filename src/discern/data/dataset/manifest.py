@@ -60,12 +60,8 @@ class SplitInfo(Section):
     @classmethod
     def of(cls, shards: Sequence[ShardInfo]) -> SplitInfo:
         """The entry of a split with these shards."""
-        return cls(
-            num_tokens=sum(shard.num_tokens for shard in shards),
-            num_documents=sum(shard.num_documents for shard in shards),
-            num_sentences=sum(shard.num_sentences for shard in shards),
-            shards=tuple(shards),
-        )
+        names = ("num_tokens", "num_documents", "num_sentences")
+        return cls(shards=tuple(shards), **{name: sum(getattr(shard, name) for shard in shards) for name in names})
 
 
 class TokenizerInfo(Section):

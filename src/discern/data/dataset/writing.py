@@ -192,11 +192,9 @@ class HeldoutSplit:
         while not self._resolved and first < block.num_documents:
             placed += self._place_one(block.documents(first, first + 1))
             first += 1
-        if first < block.num_documents:
-            rest = block.documents(first, block.num_documents)
-            held = self.is_heldout(rest.digests)
-            placed += [("train", rest.select(~held)), ("heldout", rest.select(held))]
-        return placed
+        rest = block.documents(first, block.num_documents)
+        held = self.is_heldout(rest.digests)
+        return [*placed, ("train", rest.select(~held)), ("heldout", rest.select(held))]
 
     def finish(self) -> Placed:
         """The document that is still kept back at the end of the input."""
