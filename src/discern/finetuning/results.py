@@ -38,7 +38,7 @@ from discern.model_files.finetuned import (
     seed_folder,
 )
 from discern.progress import Progress
-from discern.storage.checksums import CHECKSUMS_NAME, parse_json, read_lines, read_text, verify_folder, write_json, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, read_lines, read_text, verify_folder, write_json, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.tasks.base import Prediction, Task
@@ -243,7 +243,7 @@ def _of_task(
         middle = sorted(values, key=lambda seed: values[seed])[(len(values) - 1) // 2]
         path = predictions_file(seed_folder(out, middle), name)
         hint = f"remove {path.parent}, then run the same `discern finetune` command"
-        predictions = [parse_json(line, path, hint=hint) for line in read_lines(path, hint=hint)]
+        predictions = read_lines(path, hint=hint)
     return {
         "task": name,
         "metric": metric,

@@ -29,7 +29,7 @@ from discern.data.dataset.manifest import (
 from discern.data.dataset.remote import RemoteFolder
 from discern.data.remote import remote_address, shown
 from discern.errors import DataError
-from discern.storage.checksums import digest_of, verification_is_on
+from discern.storage.checksums import cached_checksum, understood, verification_is_on
 
 if TYPE_CHECKING:
     import tokenizers
@@ -46,11 +46,12 @@ def check_file(path: Path, expected: FileInfo) -> None:
     Raises:
         DataError: the checksum differs.
     """
-    if verification_is_on() and (found := digest_of(path)) != expected.sha256:
-        raise DataError(
-            f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
-            hint=PREPARE_AGAIN,
-        )
+    with understood(path, hint=PREPARE_AGAIN):
+        if verification_is_on() and (found := cached_checksum(path)) != expected.sha256:
+            raise DataError(
+                f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
+                hint=PREPARE_AGAIN,
+            )
 
 
 class LocalFiles:
