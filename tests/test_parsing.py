@@ -68,9 +68,9 @@ def test_long_words_are_no_long_keys() -> None:
         (f"train.seed={'9' * 5000}", r"train.seed is '9{200}\.\.\. \(5,000 characters\)'; expected"),
         (f"optimizer.learning_rate={'9' * 400}", r"is 9{200}\.\.\. \(400 characters\); expected"),
         (f"train.seed={'[' * 50_000}", r"\(50,000 characters\)'; expected a whole number"),
-        ("train=" + "{a=" * 300 + "1" + "}" * 300, r"unknown section \[train\.a\.a.{,250}\]"),
-        ("a." * 50_000 + "a=1", r"unknown section \[a\.a.{,250}\]"),
-        ("x" * 100_000 + "=1", r"unknown (section|key) .{,250}\n"),
+        ("train=" + "{a=" * 300 + "1" + "}" * 300, r"unknown key 'a' in \[train\.a\.a.{,250}\]"),
+        ("a." * 50_000 + "a=1", r"unknown key 'a' in \[a\.a.{,250}\]"),
+        ("x" * 100_000 + "=1", r"unknown key .{,250}\n"),
         ("x" * 100_000, "^--set x{200}: expected"),
     ],
 )

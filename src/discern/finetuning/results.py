@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.config.layers import leaves, parse_toml
-from discern.config.schema import flatten, plain, to_toml
+from discern.config.layers import parse_toml
+from discern.config.schema import flatten, leaves, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.finetuning.data import TaskData

@@ -29,7 +29,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from discern.errors import DataError, DiscernError
 from discern.parsing import json_value
-from discern.storage.files import cannot_read, replacing_file, write_bytes, write_text
+from discern.storage.files import replacing_file, write_bytes, write_text
 
 CHECKSUMS_NAME = "checksums.json"
 VARIABLE = "DISCERN_VERIFY"
@@ -82,18 +82,13 @@ def read_checksums(folder: Path) -> dict[str, str]:
         DataError: it is damaged.
     """
     path = folder / CHECKSUMS_NAME
-    hint = f"copy the folder again, or accept its files as they are: discern doctor --accept {folder}"
-    try:
-        found = json_value(path.read_bytes())
-    except (FileNotFoundError, NotADirectoryError):
+    if not path.is_file():
         return {}
-    except OSError as problem:
-        raise cannot_read(path, problem) from problem
-    except ValueError:
-        found = None
-    if not isinstance(found, dict) or not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in found.values()):
-        raise DataError(f"{path} is damaged: expected a JSON object of file names with their SHA-256 digests", hint=hint)
-    return found
+    with understood(path, hint=f"copy the folder again, or accept its files as they are: discern doctor --accept {folder}"):
+        found = json_value(path.read_bytes())
+        if not isinstance(found, dict) or not all(isinstance(each, str) and _ENTRY.fullmatch(each) for each in found.values()):
+            raise ValueError("expected a JSON object of file names with their SHA-256 digests")
+        return found
 
 
 def known_checksums(folder: Path) -> dict[str, str]:
@@ -204,7 +199,8 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
         DiscernError: the file cannot be read, has changed since it was written, or is the pointer that Git LFS leaves in place of
             a file; of class `error`.
     """
-    try:
+    hint = f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}"
+    with understood(path, hint=hint, error=error):
         with path.open("rb") as file:
             if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
                 raise error(f"{path} is a Git LFS pointer, which stands for the file", hint="download the file: git lfs pull")
@@ -212,13 +208,9 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
         if expected is None:
             return
         found = cached_checksum(path) if content is None else hashlib.sha256(content).hexdigest()
-    except OSError as problem:
-        raise cannot_read(path, problem, error) from problem
-    if found not in expected.split("|"):
-        raise error(
-            f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[-64:][:12]}...",
-            hint=f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}",
-        )
+        if found not in expected.split("|"):
+            digests = f"its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[-64:][:12]}..."
+            raise error(f"{path} is damaged or was edited: {digests}", hint=hint)
 
 
 def lost_files(folder: Path) -> list[str]:

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from discern.errors import DataError, DiscernError
+from discern.errors import DataError
 
 try:
     import fcntl
@@ -171,17 +171,11 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
         DataError: it cannot be written, or another process is writing it.
     """
     try:
-        if not path.exists():
-            Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
         with replacing_file(path, wait=False) as file:
             yield file
     except OSError as problem:
         raise cannot_write(path, problem) from problem
-
-
-def cannot_read(path: Path, problem: OSError, error: type[DiscernError] = DataError) -> DiscernError:
-    """The error for a file that cannot be read."""
-    return error(f"{path} cannot be read: {problem.strerror or problem}", hint="check the path and its permissions")
 
 
 def cannot_write(path: Path, problem: Exception) -> DataError:

@@ -202,18 +202,13 @@ class StagedFolder:
         """Move the folder to its final path, after its files were flushed to the disk.
 
         Args:
-            replace: whether to replace an existing folder with files, which is restored on failure; otherwise it is an error.
+            replace: whether to replace an existing folder with files, which `clear` restores on failure.
         """
         sync_folder(self.path)
-        try:
-            if replace and self._is_filled:
-                self.target.rename(self._previous)
-            self.path.rename(self.target)
-        except BaseException:
-            self._restore()
-            raise
+        if replace and self._is_filled:
+            self.target.rename(self._previous)
+        self.path.rename(self.target)
         sync_folder(self.target.parent)
-        shutil.rmtree(self._previous, ignore_errors=True)
 
     def replace_files(self, names: Iterable[str]) -> None:
         """Replace single files in the published folder."""
