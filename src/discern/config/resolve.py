@@ -54,7 +54,7 @@ class InvalidConfigError(ConfigError):
 def quoted(value: object) -> str:
     """A value in the form in which messages show it; long values are shortened."""
     text = str(value).lower() if isinstance(value, bool) else repr(value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 @dataclass(frozen=True)
