@@ -68,7 +68,7 @@ def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> 
             "no configuration: neither a file nor a preset is given",
             hint=f"add --preset NAME; presets: {', '.join(preset_names())}",
         )
-    settings = {} if preset is None else _read_preset(preset)
+    settings = {} if preset is None else _read(preset_path(preset), "preset", f"preset {preset}")
     if file is not None:
         settings |= read_file(file, preset)
     return settings | parse_overrides(overrides)
@@ -112,10 +112,6 @@ def read_file(path: Path, preset: str | None = None) -> Settings:
     return _read(file, "file", str(file), preset=preset)
 
 
-def _read_preset(name: str, above: tuple[Path, ...] = ()) -> Settings:
-    return _read(preset_path(name), "preset", f"preset {name}", above)
-
-
 def _read(
     path: Path, kind: Literal["preset", "file"], label: str, above: tuple[Path, ...] = (), preset: str | None = None
 ) -> Settings:
@@ -147,7 +143,7 @@ def _read(
     above = (*above, path.resolve())
     if base.endswith(".toml") or "/" in base:
         return _read(path.parent / base, "file", str(path.parent / base), above) | own
-    return _read_preset(base, above) | own
+    return _read(preset_path(base), "preset", f"preset {base}", above) | own
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:

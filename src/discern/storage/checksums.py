@@ -201,9 +201,12 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
     """
     hint = f"copy or create it again; if it was edited on purpose, accept it: discern doctor --accept {path.parent}"
     with understood(path, hint=hint, error=error):
-        with path.open("rb") as file:
-            if file.read(len(_LFS_POINTER)) == _LFS_POINTER:
-                raise error(f"{path} is a Git LFS pointer, which stands for the file", hint="download the file: git lfs pull")
+        begin = content
+        if begin is None:
+            with path.open("rb") as file:
+                begin = file.read(len(_LFS_POINTER))
+        if begin.startswith(_LFS_POINTER):
+            raise error(f"{path} is a Git LFS pointer, which stands for the file", hint="download the file: git lfs pull")
         expected = read_checksums(path.parent).get(path.name) if verification_is_on() else None
         if expected is None:
             return

@@ -195,8 +195,7 @@ def writing_temporary_files() -> Iterator[None]:
         yield
     except OSError as problem:
         raise DataError(
-            f"cannot write a temporary file in {tempfile.tempdir or 'the folder for temporary files'}: "
-            f"{problem.strerror or problem}",
+            f"cannot write a temporary file in {tempfile.gettempdir()}: {problem.strerror or problem}",
             hint="free some space there, or choose another folder: export TMPDIR=FOLDER",
         ) from problem
 
