@@ -164,7 +164,7 @@ def _parts(folder: Path) -> tuple[str, list[tuple[str, _Check]]]:
     if has_file(folder, CONFIG_NAME):
         listed = list(_of_checksums(folder))
         config = (CONFIG_NAME, partial(read_json, folder / CONFIG_NAME, hint=""))
-        return ("export", listed) if listed else ("model", [config, *_of_model(folder)])
+        return ("export", listed) if (folder / CHECKSUMS_NAME).exists() else ("model", [config, *_of_model(folder)])
     state = "holds no run, fine-tuned model, export or data set" if folder.exists() else "does not exist"
     raise DataError(f"{folder} {state}", hint="give the folder of a run, a fine-tuned model, an export or a data set")
 
@@ -241,6 +241,8 @@ def _of_checksums(folder: Path) -> Iterator[tuple[str, _Check]]:
         except DataError as problem:
             yield prefix + CHECKSUMS_NAME, partial(_raise, problem)
             continue
+        if not known and each == folder:
+            yield CHECKSUMS_NAME, (folder / CHECKSUMS_NAME).stat
         for name, entry in known.items():
             if (each / name).is_file() or has_file(each, name):
                 yield prefix + name, partial(_compare, each / name, *entry.split("|"))

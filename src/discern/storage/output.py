@@ -69,7 +69,7 @@ def check_apart(out: Path, *reads: Path | None, option: str = "--out", own: Coll
     existing = [Path(os.path.realpath(read)) for read in reads if read is not None and os.path.exists(read)]
     for read in existing:
         if target in (read, *read.parents):
-            reason = "is the input" if target == read else f"holds {read}, which the command reads"
+            reason = "is the input, and cannot replace itself" if target == read else f"holds {read}, which the command reads"
             raise ConfigError(f"{out} {reason}", hint=f"choose another path: {option} {target}-2")
     # The outermost folder, beside which there is room
     folder = next(filter(is_kept_whole, reversed(target.parents)), None)
