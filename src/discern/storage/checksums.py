@@ -212,8 +212,11 @@ def verify(path: Path, content: bytes | None = None, error: type[DiscernError] =
             return
         found = cached_checksum(path) if content is None else hashlib.sha256(content).hexdigest()
         if found not in expected.split("|"):
-            digests = f"its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has {expected[-64:][:12]}..."
-            raise error(f"{path} is damaged or was edited: {digests}", hint=hint)
+            raise error(
+                f"{path} is damaged or was edited: its SHA-256 is {found[:12]}..., but {CHECKSUMS_NAME} has "
+                f"{expected[-64:][:12]}...",
+                hint=hint,
+            )
 
 
 def lost_files(folder: Path) -> list[str]:
