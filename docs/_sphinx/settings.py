@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 
 from discern.compare.settings import CompareConfig
 from discern.config.layers import preset_names, preset_summary, usual_vocabulary
-from discern.config.schema import NONE, expectation, flatten, section_model, toml_value
+from discern.config.schema import NONE, expectation, flatten, keys_of, toml_value
 from discern.data.batching.synthetic import SPECIAL
 from discern.data.config import DataConfig
 from discern.finetuning.settings import FilesConfig, FinetuneSection
@@ -73,8 +73,8 @@ def _section(section: str, variants: _Variants, kind: str = "") -> str:
     """Every key of a section, with those that only some variants have."""
     having: dict[str, dict[str, FieldInfo]] = defaultdict(dict)
     for variant, model in variants.items():
-        for name, field in model.model_fields.items():
-            if section_model(field) is None:
+        for name, field in keys_of(model)[1].items():
+            if "." not in name:
                 having[name][variant] = field
     return "\n".join(_key(section, name, fields, variants, kind) for name, fields in having.items())
 

@@ -141,7 +141,7 @@ def test_a_configuration_that_discern_wrote_keeps_its_warm_up(tmp_path: Path) ->
 def test_another_objective_drops_what_the_preset_has_for_the_first() -> None:
     resolved = load_pretrain_config(None, "modern-cpu", ["objective.name=replace-mlm"])
     dropped = {item.key: item for item in resolved.dropped}
-    assert dropped["objective.discriminator_head"].reason == "[objective] with name = 'replace-mlm' has no such key"
+    assert dropped["objective.discriminator_head"].reason == "[objective] with name = 'replace-mlm' does not accept it"
     tying = dropped["objective.tying"]
     assert (tying.value, tying.reason.endswith("does not accept it")) == ("gradient-disentangled", True)
     assert flatten(resolved.config)["objective.tying"] == "embeddings"

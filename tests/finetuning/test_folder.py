@@ -112,7 +112,7 @@ def test_damaged_or_missing_weights_are_noticed(done: Finetuning) -> None:
     with pytest.raises(DataError, match=r"seed-0/model\.safetensors is damaged or was edited"):
         run(done)
     weights.unlink()
-    with pytest.raises(DataError, match=rf"seed-0/model\.safetensors is missing.*\n.*remove {weights.parent}"):
+    with pytest.raises(DataError, match=r"seed-0/model\.safetensors is missing"):
         run(done)
     shutil.rmtree(weights.parent)
     run(done)

@@ -59,7 +59,7 @@ def test_a_key_of_the_preset_is_dropped_with_its_encoder() -> None:
     resolved = load_pretrain_config(None, "cpu-small", ["model.encoder=xlnet", "objective.name=mlm"])
     assert isinstance(resolved.config.model, XLNetConfig)
     dropped = {each.key: each.reason for each in resolved.dropped if each.key.startswith("model.")}
-    assert dropped == {"model.initialization": "[model] with encoder = 'xlnet' has no such key"}
+    assert dropped == {"model.initialization": "[model] with encoder = 'xlnet' does not accept it"}
 
 
 def test_a_record_is_read() -> None:

@@ -202,7 +202,8 @@ def test_a_damaged_file_is_named_or_has_no_effect(kind: str, verified: bool, mad
             is_digest, may_pass = path.name == CHECKSUMS_NAME, damage in HARMLESS.get(name, ())
             assert all(problem.hint and (path.name in problem.message or is_digest) for problem in problems), (name, damage)
             assert problems or may_pass or is_digest or path.parent.name == "generator", (name, damage)
-            assert kind == "unit" or not verified or check_folder(folder, Silent()).problems, (name, damage)
+            is_lost = is_digest and damage == "missing"
+            assert kind == "unit" or not verified or is_lost or check_folder(folder, Silent()).problems, (name, damage)
             path.write_bytes(good)
 
 
@@ -278,8 +279,7 @@ def test_a_folder_without_checksums_gets_them(made: Path) -> None:
     folder = made / "export"
     for path in (folder, folder / "generator"):
         (path / CHECKSUMS_NAME).unlink()
-    problem = check_folder(folder, Silent()).problems[0]
-    assert (problem.name, problem.state) == ("checksums.json", "missing")
+    assert {file.state for file in check_folder(folder, Silent()).files} == {"ok", "unknown"}
     accepted = {change.name for change in accept_folder(folder, ignore)}
     assert {"model.safetensors", "config.json", "generator/model.safetensors"} <= accepted
     flip(folder / "model.safetensors")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -79,7 +78,6 @@ def test_a_restarted_run_waits_for_the_lock(monkeypatch: pytest.MonkeyPatch, tmp
         ending.acquire()
         with OutputFolder(tmp_path) as impatient, pytest.raises(DataError, match="another process is using"):
             impatient.acquire()
-        (opened,) = ending._locked.values()
-        threading.Timer(0.3, lambda: (ending._locked.clear(), os.close(opened))).start()
+        threading.Timer(0.3, ending.close).start()
         with OutputFolder(tmp_path) as restarted:
             restarted.acquire(patience=20)

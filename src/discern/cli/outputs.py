@@ -36,7 +36,7 @@ def guarded(verb: Callable[..., Any]) -> Callable[..., Any]:
         try:
             for name, option in OUTPUTS.items():
                 for out in _paths(values.get(name)):
-                    check_apart(option, out, *reads, own=OWN)
+                    check_apart(out, *reads, option=option, own=OWN)
         except ConfigError as error:
             print_error(error.message, error.hint)
             raise SystemExit(error.exit_code) from None

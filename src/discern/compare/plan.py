@@ -21,7 +21,7 @@ from discern.model_files.run import build_objective, vocabulary_of
 from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
-from discern.storage.output import OutputFolder
+from discern.storage.output import check_apart
 from discern.tasks import tasks as registry
 from discern.training.config import NO_STEP_LIMIT
 from discern.training.flops import Flops, run_flops
@@ -118,7 +118,7 @@ def plan_comparison(
     Raises:
         ConfigError, DataError: anything that would stop one of the runs.
     """
-    OutputFolder(out).check(data, task_data)
+    check_apart(out, data, task_data)
     settings = load_compare_config(config)
     tokens = TokenData.open(data)
     tasks = find_task_folders(settings.tasks, task_data, settings.task_data)

@@ -20,7 +20,7 @@ from discern.config.schema import flatten, plain, to_toml
 from discern.errors import ConfigError, DataError
 from discern.model_files.run import CONFIG_FILE
 from discern.pretraining.resume import MAY_CHANGE
-from discern.storage.checksums import Record, read_record, write_json, write_recorded
+from discern.storage.checksums import Record, read_json, write_json, write_recorded
 from discern.training.metrics_log import held_out_metrics
 from discern.training.pretrain_config import read_written_config
 
@@ -248,7 +248,7 @@ def curve(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 def _read(path: Path, form: type[Record]) -> dict[str, Any] | None:
     if not path.exists():
         return None
-    return read_record(path, form, hint="remove it, and run the same command to repeat that part", version=FORMAT)
+    return read_json(path, form, hint="remove it, and run the same command to repeat that part", version=FORMAT)
 
 
 class _Pretraining(Record):

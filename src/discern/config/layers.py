@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from discern.config.schema import leaves
 from discern.errors import ConfigError, did_you_mean
 from discern.parsing import toml_tables
-from discern.storage.checksums import read_text
-
-_SHOWN = 200
-
-# Files beside a TOML file that discern wrote, in a run, a fine-tuned model or an export.
-_WRITTEN_BESIDE = {"config.toml": ("run.json", "finetuned.json"), "discern.toml": ("config.json",)}
+from discern.storage.checksums import CHECKSUMS_NAME, read_text
 
 
 @dataclass(frozen=True)
@@ -43,7 +39,7 @@ class Origin:
     @property
     def where(self) -> str:
         """File and line, or option, for error messages."""
-        return f"{self.label}, line {self.line}" if self.line and self.kind == "file" else self.label
+        return f"{self.label}, line {self.line}" if self.line else self.label
 
 
 DEFAULT = Origin("default", "default")
@@ -72,9 +68,9 @@ def collect(preset: str | None, file: Path | None, overrides: Sequence[str]) -> 
             "no configuration: neither a file nor a preset is given",
             hint=f"add --preset NAME; presets: {', '.join(preset_names())}",
         )
-    settings = {} if preset is None else _read_preset(preset, ())
+    settings = {} if preset is None else _read(preset_path(preset), "preset", f"preset {preset}")
     if file is not None:
-        settings |= _read(_existing(file), Origin("file", ""), (), preset)
+        settings |= read_file(file, preset)
     return settings | parse_overrides(overrides)
 
 
@@ -89,7 +85,7 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     for text in overrides:
         key, _, value = (part.strip() for part in text.partition("="))
         if not key or "=" not in text:
-            wrong.append(f"--set {text[:_SHOWN]}: expected section.key=value")
+            wrong.append(f"--set {text[:200]}: expected section.key=value")
         try:
             parsed: object = toml_tables(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -100,56 +96,44 @@ def parse_overrides(overrides: Sequence[str]) -> Settings:
     return settings
 
 
-def read_file(path: Path, *, written: bool = False) -> Settings:
-    """Read the values of a TOML file and of the files and presets that it extends.
+def read_file(path: Path, preset: str | None = None) -> Settings:
+    """Read the values of a TOML file, or of config.toml in the folder of a run, and of the files and presets that it extends.
 
     Args:
-        written: True if discern is known to have written the file. If False, the files beside it decide.
+        preset: preset below the file, which then must not name another base.
 
     Raises:
         ConfigError: it cannot be read, or is not TOML.
     """
-    return _read(path if written else _existing(path), Origin("file", "", written=written), ())
-
-
-def _existing(path: Path) -> Path:
-    """The file, or config.toml of a run folder."""
-    if path.is_dir():
-        return path / "config.toml"
     if not path.exists():
         known = f"'{path}' is a preset; give it as --preset {path}" if str(path) in preset_names() else "check the path"
         raise ConfigError(f"there is no configuration file {path}", hint=known)
-    return path
+    file = path / "config.toml" if path.is_dir() else path
+    return _read(file, "file", str(file), preset=preset)
 
 
-def _read_preset(name: str, above: tuple[Path, ...]) -> Settings:
-    return _read(preset_path(name), Origin("preset", f"preset {name}"), above)
-
-
-def _read(path: Path, origin: Origin, above: tuple[Path, ...], preset: str | None = None) -> Settings:
+def _read(
+    path: Path, kind: Literal["preset", "file"], label: str, above: tuple[Path, ...] = (), preset: str | None = None
+) -> Settings:
     """The values of a preset or a file, which override those of the one that it extends.
 
     Args:
         above: the files that extend this one.
-        preset: preset below the file, which then must not name another base.
     """
-    label = origin.label or str(path)
     if path.resolve() in above:
-        chain = " -> ".join(step.name for step in (*above, path))
-        raise ConfigError(f"{label}: 'extends' forms a cycle: {chain}", hint="remove one of these lines")
-    # Editors on Windows begin a file with a byte order mark.
+        raise ConfigError(f"{label} extends itself by way of other files", hint="remove one of their lines 'extends'")
     hint = "a configuration is a TOML file, in UTF-8; if discern wrote it, copy it back"
+    # Editors on Windows begin a file with a byte order mark.
     text = read_text(path, hint=hint, error=ConfigError).removeprefix("\ufeff")
     tree = parse_toml(text, label)
-    written = origin.written or any((path.parent / name).is_file() for name in _WRITTEN_BESIDE.get(path.name, ()))
-    lines = _line_numbers(text)
     base = tree.pop("extends", None)
-    own = {key: Setting(value, replace(origin, label=label, line=lines.get(key), written=written)) for key, value in leaves(tree)}
+    lines, written = _line_numbers(text), (path.parent / CHECKSUMS_NAME).is_file()
+    own = {key: Setting(value, Origin(kind, label, lines.get(key), written)) for key, value in leaves(tree)}
     if base is None:
         return own
 
     # Read the base: a preset, or a file beside this one
-    if not isinstance(base, str) or not base:
+    if not isinstance(base, str):
         raise ConfigError(f"{label}: extends is {base!r}; expected the name of a preset or the path of a file")
     if preset not in (None, base):
         raise ConfigError(
@@ -157,9 +141,9 @@ def _read(path: Path, origin: Origin, above: tuple[Path, ...], preset: str | Non
             hint="leave out --preset, or remove the line 'extends' from the file",
         )
     above = (*above, path.resolve())
-    if not base.endswith(".toml") and "/" not in base:
-        return _read_preset(base, above) | own
-    return _read(path.parent / base, Origin("file", ""), above) | own
+    if base.endswith(".toml") or "/" in base:
+        return _read(path.parent / base, "file", str(path.parent / base), above) | own
+    return _read(preset_path(base), "preset", f"preset {base}", above) | own
 
 
 def parse_toml(text: str, label: str) -> dict[str, Any]:
@@ -175,15 +159,6 @@ def parse_toml(text: str, label: str) -> dict[str, Any]:
         return toml_tables(text)
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"{label} is not valid TOML: {error}", hint='text needs quotes: precision = "float32"') from error
-
-
-def leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
-    """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept."""
-    found: list[tuple[str, object]] = []
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        found += leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
-    return found
 
 
 def _line_numbers(text: str) -> dict[str, int]:
@@ -202,13 +177,12 @@ _FOLDER = Path(__file__).with_name("presets")
 
 DEFAULT_VOCABULARY = 30_522
 """Size of BERT's vocabulary, for which the recipes of the paper were made."""
-_USUAL_VOCABULARIES = {"cpu-small": 8192, "xlnet-cpu": 8192, "modern-cpu": 8192, "deberta-cpu": 8192, "demo": 4096}
-_USUAL_VOCABULARIES |= {"gpu-minutes": 16_384, **{f"deberta-v3-{size}": 128_100 for size in ("xsmall", "small", "base", "large")}}
 
 
 def usual_vocabulary(preset: str | None) -> int:
     """Size of the vocabulary that a preset is meant for. The stated number of parameters assumes this size."""
-    return _USUAL_VOCABULARIES.get(preset or "", DEFAULT_VOCABULARY)
+    found = re.search(r"^# Vocabulary: (\d+)", preset_path(preset).read_text(encoding="utf-8"), re.M) if preset else None
+    return int(found[1]) if found else DEFAULT_VOCABULARY
 
 
 def preset_names() -> list[str]:

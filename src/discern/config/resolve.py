@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from types import NoneType
 from typing import Any, Generic, TypeVar, get_args
 
 from pydantic import BaseModel, ValidationError
-from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 
 from discern.config.layers import DEFAULT, Origin, Setting, Settings
-from discern.config.schema import NONE, OTHER_NAME, Variant, alternatives, choices, expectation, flatten, keys_of, nest
-from discern.errors import ConfigError, did_you_mean, nearest
+from discern.config.schema import NONE, OTHER_NAME, Variant, expectation, flatten, keys_of, nest
+from discern.errors import ConfigError, did_you_mean
 
 ConfigT = TypeVar("ConfigT", bound=BaseModel)
 
@@ -53,13 +53,8 @@ class InvalidConfigError(ConfigError):
 
 def quoted(value: object) -> str:
     """A value in the form in which messages show it; long values are shortened."""
-    if isinstance(value, str):
-        return f"'{_shortened(value)}'"
-    return str(value).lower() if isinstance(value, bool) else _shortened(str(value))
-
-
-def _shortened(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}... ({len(text):,} characters)"
+    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 @dataclass(frozen=True)
@@ -185,9 +180,9 @@ class Resolution:
             elif section in open_sections or (key in self._sections and setting.value == {}):
                 continue  # its keys are unknown, or it is a heading without settings
             elif self._is_for_another_variant(section, key):
-                self._drop(key, "has no such key")
+                self._drop(key)
             else:
-                self.problems.append(self._unknown_key(_shortened(key), setting.origin.where))
+                self.problems.append(self._unknown_key(key, setting.origin.where))
 
         # Validate each section by itself
         tree = nest(values)
@@ -232,7 +227,7 @@ class Resolution:
             wrong = dict.fromkeys(str(entry["loc"][0]) for entry in error.errors(include_url=False) if entry["loc"])
             unfit = [name for name in wrong if name in values and self._is_for_another_variant(section, f"{section}.{name}")]
             for name in unfit:
-                self._drop(f"{section}.{name}", "does not accept it")
+                self._drop(f"{section}.{name}")
             if unfit:
                 self._validate(section, {name: value for name, value in values.items() if name not in unfit})
             else:
@@ -244,10 +239,10 @@ class Resolution:
             return False
         return self.origin(f"{section}.{self._variants[section].key}").label != self.origin(key).label
 
-    def _drop(self, key: str, reason: str) -> None:
+    def _drop(self, key: str) -> None:
         setting = self.settings.pop(key)
-        place = self._place(key.rpartition(".")[0])
-        self.dropped.append(Dropped(key, setting.value, setting.origin.label, f"{place} {reason}"))
+        reason = f"{self._place(key.rpartition('.')[0])} does not accept it"
+        self.dropped.append(Dropped(key, setting.value, setting.origin.label, reason))
 
     def _place(self, section: str) -> str:
         """A section with its variant: "[objective] with name = 'mlm'"."""
@@ -256,32 +251,26 @@ class Resolution:
     def _unknown_key(self, key: str, where: str) -> Problem:
         """An unknown key, with the one that was probably meant."""
         section, _, name = key.rpartition(".")
-        if key in self._sections:
-            names = ", ".join(self._sections[key].model_fields)
-            return Problem(key, f"{where}: {key} is a section, not a value", f"its keys: {names}")
         # A key of this name, or whose setting is called so in other variants or programs
-        same = [key for key, field in self._fields.items() if name in (key.rpartition(".")[2], *_other_names(field))]
+        extra: dict[str, Any] = {key: field.json_schema_extra or {} for key, field in self._fields.items()}
+        same = [key for key, each in extra.items() if name in (key.rpartition(".")[2], *each.get(OTHER_NAME, "").split())]
         variant = self._variants.get(section)
         owners = [value for value in variant.known() if name in variant.model(value).model_fields] if variant else []
+        model = self._sections.get(key) or self._sections.get(section)
         if same:
             hint = f"did you mean '{same[0]}'?"
         elif variant and owners:
-            listed = " or ".join(f"'{value}'" for value in owners)
-            hint = f"{variant.kind} {listed} has it: --set {section}.{variant.key}={owners[0]}"
-        elif section in self._sections:
-            hint = did_you_mean(name, self._sections[section].model_fields)
+            hint = f"{variant.kind} '{owners[0]}' has it: --set {section}.{variant.key}={owners[0]}"
         else:
-            hint = did_you_mean(section or name, self._sections)
-        is_section = section and section not in self._sections
-        what = f"section [{section}]" if is_section else f"key '{name}'" + (f" in {self._place(section)}" if section else "")
-        return Problem(key, f"{where}: unknown {what}", hint)
+            hint = did_you_mean(name, model.model_fields) if model else did_you_mean(section or name, self._sections)
+        place = f" in {self._place(section[:_SHOWN])}" if section else ""
+        return Problem(key, f"{where}: unknown key '{name[:_SHOWN]}'{place}", hint)
 
     def _problem(self, section: str, entry: ErrorDetails) -> Problem:
         """One validation error in the user's terms."""
         path = [*filter(None, [section]), *map(str, entry["loc"])]
         message = entry["msg"].removeprefix("Value error, ")
-        prefixes = (".".join(path[:length]) for length in range(len(path), 0, -1))
-        key = next((prefix for prefix in prefixes if prefix in self._fields), None)
+        key = next((prefix for prefix in accumulate(path, "{}.{}".format) if prefix in self._fields), None)
         if key is None:  # a rule between fields
             section = ".".join(path)
             names = {name: name if name in self.settings else f"{section}.{name}" for name in re.findall(r"[\w.]*\w", message)}
@@ -294,13 +283,5 @@ class Resolution:
         """A value that its field does not accept."""
         field = self._fields[key]
         setting = self.settings.get(key, Setting(field.default, DEFAULT))
-        words = [word for kind in alternatives(field) for word in choices(kind)]
-        guess = nearest(setting.value.lower(), words) if isinstance(setting.value, str) else None
         text = f"{setting.origin.where}: {key} is {quoted(setting.value)}; {reason or f'expected {expectation(field)}'}"
-        return Problem(key, text, f"did you mean '{guess}'?" if guess else f"{key}: {field.description}")
-
-
-def _other_names(field: FieldInfo) -> list[str]:
-    """The names that the setting of a field has elsewhere, in other variants or other programs."""
-    extra = field.json_schema_extra
-    return str(extra.get(OTHER_NAME, "")).split() if isinstance(extra, dict) else []
+        return Problem(key, text, f"{key}: {field.description}")

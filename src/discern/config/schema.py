@@ -62,7 +62,10 @@ def keys_of(
         prefix, model = pending.pop(0)
         for name, field in model.model_fields.items():
             key = f"{prefix}{name}"
-            section = (variants or {}).get(key) or section_model(field)
+            kind = field.annotation
+            section = (variants or {}).get(key)
+            if section is None and isinstance(kind, type) and issubclass(kind, BaseModel):
+                section = kind
             if section is None:
                 fields[key] = field
             else:
@@ -71,29 +74,13 @@ def keys_of(
     return sections, fields
 
 
-def section_model(field: FieldInfo) -> type[BaseModel] | None:
-    """The model of a field that is a section; None for a plain value."""
-    kind = field.annotation
-    return kind if isinstance(kind, type) and issubclass(kind, BaseModel) else None
-
-
-def alternatives(field: FieldInfo) -> list[dict[str, Any]]:
-    """The types that a field accepts, as JSON schemas."""
-    kind: Any = field.annotation
-    schema = create_model("Field", value=(kind, field)).model_json_schema()["properties"]["value"]
-    return list(schema.get("anyOf", [schema]))
-
-
-def choices(kind: Mapping[str, Any]) -> list[str]:
-    """The words that a JSON schema accepts; none if it accepts other values."""
-    return list(kind.get("enum", [kind["const"]] if "const" in kind else []))
-
-
 def expectation(field: FieldInfo) -> str:
     """The types and limits of a field in words: "a number above 0 and below 1"."""
+    annotation: Any = field.annotation
+    schema = create_model("Field", value=(annotation, field)).model_json_schema()["properties"]["value"]
     words: list[str] = []
-    for kind in alternatives(field):
-        if named := choices(kind):
+    for kind in schema.get("anyOf", [schema]):
+        if named := kind.get("enum", [kind["const"]] if "const" in kind else []):
             words.append(("one of " if len(named) > 1 else "") + ", ".join(f"'{word}'" for word in named))
         elif kind.get("type") == "boolean":
             words += ["true", "false"]
@@ -112,13 +99,18 @@ ABSENT = object()
 """Marks a key that one side of a difference does not have."""
 
 
-def flatten(config: BaseModel, prefix: str = "") -> dict[str, Any]:
+def leaves(tree: Mapping[str, object], prefix: str = "") -> list[tuple[str, object]]:
+    """Every value of a nested table with its dotted key. An empty table is a value, which only sections accept."""
+    found: list[tuple[str, object]] = []
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        found += leaves(value, f"{name}.") if isinstance(value, dict) and value else [(name, value)]
+    return found
+
+
+def flatten(config: BaseModel) -> dict[str, Any]:
     """All values by dotted key ("train.max_steps"), in the order of the models."""
-    values: dict[str, Any] = {}
-    for name in type(config).model_fields:
-        value = getattr(config, name)
-        values |= flatten(value, f"{prefix}{name}.") if isinstance(value, BaseModel) else {f"{prefix}{name}": value}
-    return values
+    return {key: value for key, value in leaves(config.model_dump(serialize_as_any=True)) if value != {}}
 
 
 def nest(values: Mapping[str, Any]) -> dict[str, Any]:

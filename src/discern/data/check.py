@@ -26,7 +26,7 @@ from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
 from discern.errors import DiscernError
 from discern.progress import Progress
-from discern.storage.files import write_file
+from discern.storage.files import write_bytes
 
 _SIMILARITY = 0.8
 _SIGNED = 50_000  # documents that are compared with each other: 512 bytes of memory each
@@ -117,7 +117,7 @@ def check(
     progress.start("reading", text.total_bytes, "bytes")
     with tempfile.TemporaryDirectory() as work, ProcessExecutor(options.workers) as executor:
         Job.of(text, options, "", against).write(Path(work))
-        write_file(Path(work) / TOKENIZER_NAME, encoder.to_str().encode())
+        write_bytes(Path(work) / TOKENIZER_NAME, encoder.to_str().encode())
         shown = 0
         for result in ordered_map(executor, partial(process_chunk, work), chunks(), pending=2 * options.workers):
             counter.add(result.block, result.counts)

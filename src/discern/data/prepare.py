@@ -66,7 +66,7 @@ from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warn
 from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
-from discern.storage.files import cannot_write, write_bytes, write_file
+from discern.storage.files import cannot_write, write_bytes
 from discern.storage.output import OutputFolder, check_apart
 
 FEW_HELDOUT_DOCUMENTS = 10
@@ -174,7 +174,7 @@ def prepare(
     began = time.monotonic()
     tokenizer.check()
     options.check()
-    check_apart("--out", out, *map(Path, inputs))
+    check_apart(out, *map(Path, inputs))
     given = load_tokenizer(tokenizer.path, tokenizer.lowercase, tokenizer.keep_accents) if tokenizer.path else None
     settings, target = configuration(tokenizer, corpus, options), out.resolve()
     before = existing_data_set(target, settings, overwrite)
@@ -384,7 +384,7 @@ def _merge(
         write(chooser.finish())
         splits = {name: writer.finish() for name, writer in writers.items()}
     raw = counts.tobytes()
-    write_file(folder / COUNTS_NAME, raw)
+    write_bytes(folder / COUNTS_NAME, raw)
     return splits, FileInfo(size=len(raw), sha256=hashlib.sha256(raw).hexdigest()), counter
 
 

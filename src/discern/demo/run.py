@@ -21,7 +21,7 @@ from discern.pretraining.evaluate import evaluate
 from discern.pretraining.run import pretrain
 from discern.progress import Progress
 from discern.report.run_page import report
-from discern.storage.checksums import Record, read_record
+from discern.storage.checksums import Record, read_json
 from discern.storage.files import whole_file, write_text
 from discern.training.rank_environment import require_single_process
 
@@ -134,7 +134,7 @@ def _collect(out: Path, characters: int, progress: Progress) -> dict[str, int]:
     """Write the corpus, unless it exists; returns its size."""
     facts = out / "text.json"
     if facts.is_file():
-        sizes = read_record(facts, _Sizes, hint=f"remove {facts} and text.jsonl, and the text is collected again")
+        sizes = read_json(facts, _Sizes, hint=f"remove {facts} and text.jsonl, and the text is collected again")
         return {name: sizes[name] for name in _Sizes.model_fields}
     if out.exists() and not out.is_dir():
         raise DataError(f"{out} is a file, but the demonstration needs a folder", hint="choose another --out")

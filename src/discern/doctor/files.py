@@ -32,11 +32,10 @@ from discern.storage.checksums import (
     CHECKSUMS_NAME,
     checksum,
     has_file,
-    is_recorded,
     known_checksums,
     read_checksums,
-    read_object,
-    write_checksums,
+    read_json,
+    update_checksums,
 )
 from discern.storage.files import utf8_name
 from discern.training import checkpoint
@@ -136,7 +135,7 @@ def accept_folder(folder: Path, tell: Callable[[Accepted], None]) -> list[Accept
                     changes.append(Accepted(str((each / name).relative_to(folder)), before.get(name), after.get(name)))
                     tell(changes[-1])
             if changed:
-                write_checksums(each, after)
+                update_checksums(each, after, new=True)
         except OSError as problem:
             raise DataError(
                 f"cannot write to {folder}: {problem.strerror or problem}", hint="check the permissions of the folder"
@@ -164,8 +163,8 @@ def _parts(folder: Path) -> tuple[str, list[tuple[str, _Check]]]:
         return "run", _by_file(*_of_run(folder), *_of_checksums(folder))
     if has_file(folder, CONFIG_NAME):
         listed = list(_of_checksums(folder))
-        config = (CONFIG_NAME, partial(read_object, folder / CONFIG_NAME, hint=""))
-        return ("export", listed) if listed else ("model", [config, *_of_model(folder)])
+        config = (CONFIG_NAME, partial(read_json, folder / CONFIG_NAME, hint=""))
+        return ("export", listed) if (folder / CHECKSUMS_NAME).exists() else ("model", [config, *_of_model(folder)])
     state = "holds no run, fine-tuned model, export or data set" if folder.exists() else "does not exist"
     raise DataError(f"{folder} {state}", hint="give the folder of a run, a fine-tuned model, an export or a data set")
 
@@ -210,7 +209,7 @@ def _of_run(folder: Path) -> Iterator[tuple[str, _Check]]:
     yield METRICS_FILE, partial(read_metrics, folder, _refuse)
     for name in (EVALUATION_FILE, BLIMP_FILE):
         if (folder / name).is_file():
-            yield name, partial(read_object, folder / name, hint="")
+            yield name, partial(read_json, folder / name, hint="")
     for path in checkpoint.found(folder / CHECKPOINTS):
         yield f"{CHECKPOINTS}/{path.name}", partial(checkpoint.load, path)
 
@@ -237,8 +236,8 @@ def _of_checksums(folder: Path) -> Iterator[tuple[str, _Check]]:
         except DataError as problem:
             yield prefix + CHECKSUMS_NAME, partial(_raise, problem)
             continue
-        if not known and is_recorded(each):
-            yield prefix + CHECKSUMS_NAME, (each / CHECKSUMS_NAME).stat
+        if not known and each == folder:
+            yield CHECKSUMS_NAME, (folder / CHECKSUMS_NAME).stat
         for name, entry in known.items():
             if (each / name).is_file() or has_file(each, name):
                 yield prefix + name, partial(_compare, each / name, *entry.split("|"))

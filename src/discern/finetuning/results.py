@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.config.layers import leaves, parse_toml
-from discern.config.schema import flatten, plain, to_toml
+from discern.config.layers import parse_toml
+from discern.config.schema import flatten, leaves, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
 from discern.finetuning.data import TaskData
@@ -38,7 +38,7 @@ from discern.model_files.finetuned import (
     seed_folder,
 )
 from discern.progress import Progress
-from discern.storage.checksums import CHECKSUMS_NAME, parse_json, read_lines, read_text, verify_folder, write_json, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, read_lines, read_text, verify_folder, write_json, write_recorded
 from discern.storage.files import cannot_write
 from discern.storage.output import OutputFolder
 from discern.tasks.base import Prediction, Task
@@ -243,7 +243,7 @@ def _of_task(
         middle = sorted(values, key=lambda seed: values[seed])[(len(values) - 1) // 2]
         path = predictions_file(seed_folder(out, middle), name)
         hint = f"remove {path.parent}, then run the same `discern finetune` command"
-        predictions = [parse_json(line, path, hint=hint) for line in read_lines(path, hint=hint)]
+        predictions = read_lines(path, hint=hint)
     return {
         "task": name,
         "metric": metric,

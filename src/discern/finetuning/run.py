@@ -35,8 +35,8 @@ from discern.model_files.finetuned import MODEL_FILE, RESULTS_FILE, SCORES_FILE,
 from discern.model_files.folder import choose_encoder, draw_weights
 from discern.models.fused_ops import Dropout
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import read_object, remove_recorded, write_json, write_lines, write_recorded
-from discern.storage.output import OutputFolder
+from discern.storage.checksums import read_json, remove_recorded, write_json, write_lines, write_recorded
+from discern.storage.output import OutputFolder, check_apart
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales, ngram_logits, scale
 from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
@@ -109,9 +109,9 @@ def finetune(
         from discern.finetuning.submission import check_submission
 
         check_submission([name for name, _ in tasks])
-        OutputFolder(submission).check(Path(model), option="--submission")
+        check_apart(submission, Path(model), option="--submission")
     for folder in folders:
-        OutputFolder(folder).check(Path(model), *(data for _, data in tasks))
+        check_apart(folder, Path(model), *(data for _, data in tasks))
     loaded = choose_encoder(model, tokenizer, untrained=untrained, warn=progress.note)
     settings = [
         resolve_settings(loaded, tasks, config, (*overrides, *assignments), recipe, progress)
@@ -184,7 +184,7 @@ def search_rate(plan: FinetunePlan, ranks: Ranks, progress: Progress, stop: Stop
     """
     finished = plan.out / RESULTS_FILE
     if finished.is_file():
-        earlier: dict[str, Any] = read_object(finished, hint=f"remove {finished}")["rate_search"]
+        earlier: dict[str, Any] = read_json(finished, hint=f"remove {finished}")["rate_search"]
         return earlier
     folder, trials = plan.out / "rates", list[dict[str, Any]]()
     optimizer, whole = plan.config.optimizer, plan.config.train.max_steps

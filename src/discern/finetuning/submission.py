@@ -21,7 +21,7 @@ from discern.finetuning.plan import FinetunePlan
 from discern.finetuning.run import predict_split
 from discern.model_files.finetuned import FinetunedFolder, predictions_file, seed_folder
 from discern.progress import Progress
-from discern.storage.checksums import parse_json, read_lines, understood, write_lines
+from discern.storage.checksums import read_lines, understood, write_lines
 from discern.storage.files import whole_binary_file
 from discern.tasks.named import TASKS
 
@@ -100,7 +100,7 @@ def submit(plan: FinetunePlan, seed: int, folder: Path, device: torch.device, pr
             objective = FinetunedFolder(plan.out).task_model(seed).objective.to(device)
             write_lines(path, predict_split(objective, data, file.split)[0])
         with understood(path, hint=hint):
-            predictions = [parse_json(line, path, hint=hint) for line in read_lines(path, hint=hint)]
+            predictions = read_lines(path, hint=hint)
             answers[file.name] = [each["label"] if "label" in each else each["score"] for each in predictions]
     path = write_submission(folder, answers)
     filled = [file.name for file in SUBMISSION_FILES if file.name not in answers]

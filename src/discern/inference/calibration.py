@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,8 +25,7 @@ from discern.model_files.hub import CALIBRATION_NAME
 from discern.models.base import Network
 from discern.objectives.metrics import area_under_curve
 from discern.progress import Progress
-from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
-from discern.storage.files import write_text
+from discern.storage.checksums import write_json
 from discern.types import TokenBatch
 
 # The corruption is the same for every model, so that thresholds differ only because networks do.
@@ -188,11 +186,7 @@ def _heldout(folder: Path, model: Path, loaded: DetectionModel) -> tuple[TokenDa
 def _keep(model: Path, values: Mapping[str, Any], weights: str, warn: Callable[[str], None]) -> bool:
     """Store the threshold; return False, with a warning, if the folder cannot be written to."""
     try:
-        text = json.dumps({"format": CALIBRATION_FORMAT, **values, "head_fingerprint": weights}, indent=1) + "\n"
-        if (model / CHECKSUMS_NAME).is_file():
-            write_recorded(model, {CALIBRATION_NAME: text})
-        else:
-            write_text(model / CALIBRATION_NAME, text)
+        write_json(model / CALIBRATION_NAME, {"format": CALIBRATION_FORMAT, **values, "head_fingerprint": weights})
     except OSError as problem:
         warn(
             f"the threshold could not be stored in {model / CALIBRATION_NAME}: {problem.strerror}; give it with --threshold "

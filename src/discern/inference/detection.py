@@ -25,7 +25,7 @@ from discern.models.base import Network
 from discern.progress import Progress
 from discern.report.detection_page import CheckedText, DetectionPage, PlaceProposals, render_detections
 from discern.report.page import ShadedText
-from discern.storage.checksums import Record, read_record
+from discern.storage.checksums import Record, read_json
 from discern.storage.files import whole_file
 from discern.storage.output import check_output
 from discern.training.distributed import choose_device
@@ -247,7 +247,7 @@ def chosen_threshold(model: Path, detector: Detector, given: float | None, warn:
     if not path.is_file():
         return ChosenThreshold(DEFAULT_THRESHOLD, "default")
     hint = "delete it, calibrate again, or set --threshold"
-    kept = read_record(path, _Kept, hint=hint, version=CALIBRATION_FORMAT)
+    kept = read_json(path, _Kept, hint=hint, version=CALIBRATION_FORMAT)
     if kept["head_fingerprint"] != head_fingerprint(detector.network):
         warn(f"{path} was calibrated for other weights: using threshold {DEFAULT_THRESHOLD:g}; run --calibrate again")
         return ChosenThreshold(DEFAULT_THRESHOLD, "default")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from discern.inference.scoring import TextScorer, load_scorer
 from discern.model_files.run import BLIMP_FILE, is_run
 from discern.progress import Progress
 from discern.report.evaluation import read_blimp_results
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import write_json
 
 _KEYS = ("sentence_good", "sentence_bad", "UID", "linguistics_term")
 
@@ -166,6 +165,6 @@ def _keep(run: Path, found: dict[str, Any], warn: Callable[[str], None]) -> None
     try:
         with suppress(DataError):  # a damaged file is replaced
             found = read_blimp_results(run) | found
-        write_recorded(run, {BLIMP_FILE: json.dumps(found, indent=1) + "\n"})
+        write_json(run / BLIMP_FILE, found)
     except OSError as problem:
         warn(f"the results could not be stored for the report: {run / BLIMP_FILE}: {problem.strerror}")

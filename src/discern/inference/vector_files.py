@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import unit_vectors
-from discern.storage.checksums import read_object
+from discern.storage.checksums import read_json
 from discern.storage.files import is_stream, whole_binary_file, write_text
 
 Write = Callable[[Sequence[str], NDArray[np.float32]], None]
@@ -154,7 +154,7 @@ def opened_vectors(path: Path) -> tuple[NDArray[np.float32], dict[str, Any]]:
         raise DataError(
             f"{path} has no record of its model ({where.name})", hint=f"copy the record to the same folder, or {_AGAIN}"
         )
-    return vectors, read_object(where, hint=_AGAIN)
+    return vectors, read_json(where, hint=_AGAIN)
 
 
 def stored_vectors(path: Path, record: dict[str, Any]) -> NDArray[np.float32]:

@@ -41,8 +41,8 @@ from discern.models.base import Network
 from discern.parsing import json_value
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, read_text, record_checksums, understood, write_recorded
-from discern.storage.files import cannot_write, sync_folder, write_file
-from discern.storage.output import OutputFolder, listed
+from discern.storage.files import cannot_write, sync_folder, write_bytes
+from discern.storage.output import OutputFolder, check_apart, listed
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.contrastive import ContrastiveConfig
@@ -197,7 +197,7 @@ def write_networks(
         write_recorded(path, tokenizer)
     if settings is not None:
         write_recorded(folder, {SETTINGS_NAME: settings})
-    write_file(folder / CARD_NAME, card.encode())
+    write_bytes(folder / CARD_NAME, card.encode())
 
 
 def check_finite(model: HuggingFaceModel, source: Path) -> None:
@@ -404,7 +404,7 @@ def check_target(out: Path, *reads: Path | None) -> None:
         DataError: `out` holds something else, which would be lost.
     """
     folder = OutputFolder(out)
-    folder.check(*reads)
+    check_apart(out, *reads)
     if folder.is_free and not (out.is_symlink() and not out.exists()):
         return
     if not out.is_dir():

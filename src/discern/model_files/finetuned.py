@@ -18,7 +18,7 @@ from discern.model_files.weight_files import read_tensors
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.objectives.base import Objective
-from discern.storage.checksums import Record, has_file, read_record, understood
+from discern.storage.checksums import Record, has_file, read_json, understood
 from discern.tasks import families
 from discern.tasks import tasks as registry
 from discern.tasks.base import Definition, Labels, Task
@@ -244,7 +244,7 @@ def read_finetuned(folder: Path) -> dict[str, Any]:
     Raises:
         DataError: it is missing or damaged, or of another format.
     """
-    return read_record(folder / RECORD_FILE, _Finetuned, hint=_RECORD_HINT, version=FORMAT)
+    return read_json(folder / RECORD_FILE, _Finetuned, hint=_RECORD_HINT, version=FORMAT)
 
 
 class _Scores(Record):
@@ -267,7 +267,7 @@ def read_scores(folder: Path) -> dict[str, Any]:
         DataError: it is missing or damaged.
     """
     hint = f"remove {folder}, then run the same `discern finetune` command to train this seed again"
-    return read_record(folder / SCORES_FILE, _Scores, hint=hint)
+    return read_json(folder / SCORES_FILE, _Scores, hint=hint)
 
 
 class _Results(Record):
@@ -294,4 +294,4 @@ def read_results(folder: Path) -> dict[str, Any]:
         raise DataError(
             f"{folder} is not finished: it has no {RESULTS_FILE}", hint="run the same `discern finetune` command to continue"
         )
-    return read_record(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command, which writes it again")
+    return read_json(path, _Results, hint=f"remove {path}, then run the same `discern finetune` command, which writes it again")

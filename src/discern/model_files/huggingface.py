@@ -43,11 +43,11 @@ from discern.storage.checksums import (
     CHECKSUMS_NAME,
     Record,
     lost_files,
-    read_object,
+    read_json,
     record_checksums,
     understood,
 )
-from discern.storage.files import sync_file, write_file
+from discern.storage.files import sync_file, write_bytes
 from discern.tasks import families
 from discern.tasks.supervised import FrameName, supervised
 from discern.tasks.tags import detect_scheme
@@ -101,7 +101,7 @@ def read_huggingface_config(folder: Path, part: str = "") -> dict[str, Any]:
         CheckpointError: the file is missing or damaged, or no encoder is known for this type of model.
     """
     path = config_path(folder, part)
-    config = read_object(path, hint=AGAIN, error=CheckpointError)
+    config = read_json(path, hint=AGAIN, error=CheckpointError)
     for name in lost_files(folder):
         if "/" not in name and not name.endswith((CALIBRATION_NAME, ".onnx")):  # other networks and these may be removed
             hint = f"copy it back, or accept that: discern doctor --accept {folder}"
@@ -186,7 +186,7 @@ class HuggingFaceModel:
 
     def write(self, folder: Path) -> None:
         """Write the files of the network. The same weights result in the same bytes."""
-        write_file(folder / CONFIG_NAME, (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode())
+        write_bytes(folder / CONFIG_NAME, (json.dumps(self.config, indent=2, ensure_ascii=False) + "\n").encode())
         for name, tensors in ((WEIGHTS_NAME, self.tensors), (HEAD_NAME, self.head)):
             if tensors:
                 save_file(tensors, folder / name, metadata={"format": "pt"})

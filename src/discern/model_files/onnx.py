@@ -28,7 +28,7 @@ from discern.model_files.folder import TaskModel
 from discern.model_files.huggingface import HuggingFaceFolder
 from discern.models.architecture import Architecture
 from discern.models.heads import mean_state
-from discern.storage.files import sync_file, write_file
+from discern.storage.files import sync_file, write_bytes
 from discern.tasks.answer_heads import JointHead, SpanHead, allowed_positions
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.features import TaskRows
@@ -318,7 +318,7 @@ def write_onnx(graph: Graph, path: Path) -> None:
         part.ClearField("metadata_props")
         part.ClearField("doc_string")
     onnx.checker.check_model(model)
-    write_file(path, model.SerializeToString(deterministic=True))
+    write_bytes(path, model.SerializeToString(deterministic=True))
 
 
 def quantize(source: Path, out: Path, *, per_channel: bool) -> None:

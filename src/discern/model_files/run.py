@@ -23,8 +23,7 @@ from discern.models.base import Network
 from discern.models.unpadding import span_obstacle
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
-from discern.storage.checksums import Record, has_file, read_text, understood
-from discern.storage.checksums import read_record as read_record_of
+from discern.storage.checksums import Record, has_file, read_json, read_text, understood
 from discern.training import checkpoint
 from discern.training.pretrain_config import PretrainConfig, read_written_config
 from discern.types import SpecialTokens
@@ -55,7 +54,7 @@ def read_record(folder: Path) -> dict[str, Any]:
             f"{folder} is not a run: it {state}", hint="give the folder of a run, made by `discern pretrain --out RUN`"
         )
     hint = "copy the file back, or train the run again: the checkpoints cannot be used without it"
-    return read_record_of(folder / RECORD_FILE, _Run, hint=hint, version=FORMAT)
+    return read_json(folder / RECORD_FILE, _Run, hint=hint, version=FORMAT)
 
 
 class _Special(Record):

@@ -18,9 +18,10 @@ from discern.model_files.cards import render
 from discern.model_files.huggingface import HuggingFaceFolder
 from discern.model_files.onnx import ONNX_NAME, Graph, VectorPooling, add_onnx, check_onnx
 from discern.models.architecture import AGAIN
+from discern.parsing import json_value
 from discern.progress import Progress
-from discern.storage.checksums import Record, parse_json, read_record, read_text, understood
-from discern.storage.files import sync_folder, write_file
+from discern.storage.checksums import Record, read_json, read_text, understood
+from discern.storage.files import sync_folder, write_bytes
 
 CARD_NAME = "README.md"
 MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME = "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"
@@ -183,7 +184,7 @@ def write_sentence_transformers(
 
 
 def _write(path: Path, content: object) -> None:
-    write_file(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
+    write_bytes(path, (json.dumps(content, indent=2, ensure_ascii=False) + "\n").encode())
 
 
 @dataclass(frozen=True)
@@ -230,14 +231,14 @@ def read_pooling(folder: Path, frame: str) -> StoredPooling | None:
             hint="use it with sentence-transformers; for its encoder alone, remove modules.json from a copy",
         )
     path = folder / TRANSFORMER_NAME
-    settings = read_record(path, _Settings, hint=AGAIN, error=CheckpointError) if path.is_file() else {}
+    settings = read_json(path, _Settings, hint=AGAIN, error=CheckpointError) if path.is_file() else {}
     # discern writes WordWeights only to leave out [CLS] and [SEP].
     pooling = "mean" if "WordWeights" in named else poolings[modes[0]]
     return StoredPooling(pooling, "Normalize" in named, settings.get("max_seq_length"))
 
 
 def _json(path: Path) -> Any:
-    return parse_json(read_text(path, hint=AGAIN, error=CheckpointError), path, hint=AGAIN, error=CheckpointError)
+    return json_value(read_text(path, hint=AGAIN, error=CheckpointError))
 
 
 class _Settings(Record):

@@ -13,7 +13,7 @@ from tokenizers import AddedToken, Tokenizer, models
 
 from discern.data.tokenizer import framing, load_tokenizer, lowercases, special_names, strips_accents
 from discern.models.architecture import AGAIN, UNLIMITED_POSITIONS, Architecture
-from discern.storage.checksums import Record, read_object, read_record
+from discern.storage.checksums import Record, read_json
 from discern.tasks.supervised import FrameName
 
 TOKENIZER_NAME = "tokenizer.json"
@@ -89,7 +89,7 @@ def read_max_length(folder: Path, max_positions: int) -> int:
     """
     path = folder / TOKENIZER_CONFIG_NAME
     hint = "set it to the length that the model was trained on, or remove the key"
-    stated = read_record(path, _TokenizerConfig, hint=hint).get("model_max_length") if path.is_file() else None
+    stated = read_json(path, _TokenizerConfig, hint=hint).get("model_max_length") if path.is_file() else None
     if stated is not None and stated < max_positions:
         return int(stated)
     return max_positions if max_positions < UNLIMITED_POSITIONS else _USUAL_LENGTH
@@ -121,7 +121,7 @@ def find_tokenizer(source: Path, given: Path | None, lowercase: bool | None) -> 
     tokenizer = load_tokenizer(path, lowercase)
     manner, folder = "lower-cased" if lowercases(tokenizer) else "cased", path if path.is_dir() else path.parent
     beside = folder / TOKENIZER_CONFIG_NAME
-    settings: Mapping[str, Any] = read_object(beside, hint=AGAIN) if beside.is_file() else {}
+    settings: Mapping[str, Any] = read_json(beside, hint=AGAIN) if beside.is_file() else {}
     bare = path.suffix == ".txt" or (path.is_dir() and not (path / TOKENIZER_NAME).is_file())
     judged = bare and lowercase is None and settings.get("do_lower_case") is None
     stated = "as asked for" if lowercase is not None else "as its files say"

@@ -16,7 +16,7 @@ from torch import Tensor
 from discern.errors import CheckpointError
 from discern.model_files.hub import CONFIG_NAME, WEIGHTS_NAME
 from discern.models.architecture import AGAIN
-from discern.storage.checksums import Record, read_record, verify
+from discern.storage.checksums import Record, read_json, verify
 from discern.storage.files import utf8_name
 from discern.training.checkpoint import check_finite
 
@@ -90,7 +90,7 @@ def weights_path(folder: Path, part: str = "") -> Path:
 
 def _shards(index: Path) -> list[str]:
     """The files that an index lists, all of them in its folder."""
-    files = sorted(set(read_record(index, _Index, hint=AGAIN, error=CheckpointError)["weight_map"].values()))
+    files = sorted(set(read_json(index, _Index, hint=AGAIN, error=CheckpointError)["weight_map"].values()))
     missing = [file for file in files if Path(file).name != file or not (index.parent / file).is_file()]
     if missing:
         raise CheckpointError(f"{index} names '{missing[0]}'{and_more(missing)}, but {index.parent} has no such file", hint=AGAIN)

@@ -5,7 +5,6 @@ The vocabulary may be extended with words of that text; the data set is then pre
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -21,7 +20,7 @@ from discern.pretraining.resume import Resume
 from discern.pretraining.run import DataSets, Plan, Run, finish_run, meta_objective, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
-from discern.storage.checksums import Record, read_record, write_recorded
+from discern.storage.checksums import Record, read_json, write_json
 from discern.storage.output import OutputFolder
 from discern.training.distributed import Ranks, join_ranks
 from discern.training.evaluation import evaluate
@@ -114,7 +113,7 @@ def adapt(
                 + (", or a larger share of it" if number else "")
             )
     results = {"step": record["step"], **results, "after": after}
-    write_recorded(out, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
+    write_json(out / ADAPTATION_FILE, results)
     return results
 
 
@@ -187,7 +186,7 @@ def _before(run: Run, path: Path, ranks: Ranks, progress: Progress, sequences: i
         "before": _measure(run.objective, planned, ranks, progress, sequences, "before"),
     }
     if ranks.writes:
-        write_recorded(path.parent, {ADAPTATION_FILE: json.dumps(results, indent=1) + "\n"})
+        write_json(path, results)
     ranks.barrier()
     return results
 
@@ -215,7 +214,7 @@ def perplexity(metrics: Mapping[str, float]) -> float:
 
 def _read(path: Path) -> dict[str, Any]:
     hint = "choose another --out"
-    return read_record(path, _Adaptation, hint=hint) if path.is_file() else {}
+    return read_json(path, _Adaptation, hint=hint) if path.is_file() else {}
 
 
 class _Adaptation(Record):

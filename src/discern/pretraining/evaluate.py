@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from discern.objectives.metrics import Breakdown
 from discern.pretraining.run import heldout_stream
 from discern.pretraining.warm_start import another_tokenizer
 from discern.progress import Progress
-from discern.storage.checksums import write_recorded
+from discern.storage.checksums import write_json
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device
 from discern.training.pretrain_config import PretrainConfig
@@ -98,7 +97,7 @@ def evaluate(
     # Store the metrics of the run; a folder that cannot be written is no reason to lose them
     if is_own:
         try:
-            write_recorded(model, {EVALUATION_FILE: json.dumps(results, indent=1) + "\n"})
+            write_json(model / EVALUATION_FILE, results)
         except OSError as problem:
             warn(f"the metrics could not be stored for the report: {model / EVALUATION_FILE}: {problem.strerror}")
     return results

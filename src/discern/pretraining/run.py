@@ -69,7 +69,7 @@ from discern.pretraining.warm_start import WarmStartResult, added_pieces, fill, 
 from discern.progress import BudgetProgress, Progress, Silent, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import cannot_write
-from discern.storage.output import OutputFolder
+from discern.storage.output import OutputFolder, check_apart
 from discern.training import checkpoint
 from discern.training.compilation import Compilation, choose_compilation
 from discern.training.config import NO_STEP_LIMIT
@@ -218,7 +218,7 @@ def plan(
     locations = [data] if isinstance(data, str | Path) else [*data]
     if isinstance(data, Mapping):
         overrides = [f"data.mixture=[[0, {[*data.values()]}]]", *overrides]
-    OutputFolder(out).check(*map(Path, locations), init_from, source)
+    check_apart(out, *map(Path, locations), init_from, source)
     opened = open_data(locations)
 
     # A decay continues another run; once it has a checkpoint of its own, it is resumed as any run

@@ -7,7 +7,6 @@ weights of a masked language model.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import tempfile
 from collections import Counter
@@ -41,7 +40,7 @@ from discern.models.base import Network, load_networks, named_parameters
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
 from discern.progress import Progress
-from discern.storage.checksums import read_object, write_recorded
+from discern.storage.checksums import read_json, write_json
 from discern.storage.files import utf8_name
 from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
 from discern.training.rank_environment import require_single_process
@@ -307,7 +306,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     source = {"data_fingerprint": data.fingerprint, "number": added.number, "words": words}
     if (target / ADDED_NAME).is_file():
         hint = f"remove {target}, which is then prepared again; or choose another --out"
-        if not source.items() <= read_object(target / ADDED_NAME, hint=hint).items():
+        if not source.items() <= read_json(target / ADDED_NAME, hint=hint).items():
             raise ConfigError(f"{target} was made from another text or with other added tokens", hint=hint)
         return target
     require_single_process("--add-tokens, which first prepares a data set,")
@@ -359,7 +358,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
             options=options,
             progress=progress,
         )
-    write_recorded(target, {ADDED_NAME: json.dumps({**source, "added": forms}, indent=1, ensure_ascii=False) + "\n"})
+    write_json(target / ADDED_NAME, {**source, "added": forms})
     return target
 
 

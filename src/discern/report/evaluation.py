@@ -9,7 +9,7 @@ from typing import Any
 from discern.model_files.run import BLIMP_FILE
 from discern.report.charts import Chart, Line, reliability_chart
 from discern.report.page import Table
-from discern.storage.checksums import read_object
+from discern.storage.checksums import read_json
 
 _COLUMNS = {
     "tokens": "tokens evaluated",
@@ -116,4 +116,4 @@ def read_blimp_results(run: Path) -> dict[str, Any]:
         DataError: the file is damaged.
     """
     path = run / BLIMP_FILE
-    return read_object(path, hint=EVALUATE_AGAIN) if path.is_file() else {}
+    return read_json(path, hint=EVALUATE_AGAIN) if path.is_file() else {}

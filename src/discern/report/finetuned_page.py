@@ -13,7 +13,7 @@ from discern.model_files.finetuned import CONFIG_FILE, RESULTS_FILE, read_result
 from discern.parsing import is_number
 from discern.report.page import Page, Table, TaggedTexts, entity_pieces, render_page
 from discern.report.predictions import confusion, read_judged, reliability
-from discern.storage.checksums import parse_json, read_lines, read_text, understood
+from discern.storage.checksums import read_lines, read_text, understood
 from discern.storage.files import write_text
 from discern.storage.output import check_output
 from discern.tasks.baselines import comparison_sentence
@@ -162,9 +162,8 @@ def _mistakes(folder: Path, seed: int | None, name: str) -> _Mistakes:
         return _Mistakes([], known=False)
     title = f"Worst mistakes of seed {seed}: {name}"
     hint = f"remove it for a page without mistakes; to create it again, remove {path.parent} and fine-tune again"
-    lines = read_lines(path, hint=hint)[:_READ]
     with understood(path, hint=hint):
-        records: list[dict[str, Any]] = [parse_json(line, path, hint=hint) for line in lines]
+        records = read_lines(path, hint=hint)[:_READ]
         rows: list[list[str | float]] = []
         texts = []
         for record in records[:_WORST]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from discern.model_files.finetuned import predictions_file
 from discern.report.charts import Chart, Line, reliability_chart
-from discern.storage.checksums import parse_json, read_lines, understood
+from discern.storage.checksums import read_lines, understood
 
 _MOST_LABELS = 20  # a larger matrix cannot be read
 _LARGEST_BYTES = 1 << 28
@@ -73,8 +73,7 @@ def read_judged(seed: Path, task: str, mistakes: Sequence[Mapping[str, Any]]) ->
         gold = {str(each["id"]): str(each["gold"]) for each in mistakes if "id" in each and "gold" in each}
         if len(gold) < len(mistakes):
             return []
-        for line in read_lines(path, hint=hint):
-            record: dict[str, Any] = parse_json(line, path, hint=hint)
+        for record in read_lines(path, hint=hint):
             if "label" not in record or "probabilities" not in record:
                 return []
             label, identity = str(record["label"]), str(record["id"])

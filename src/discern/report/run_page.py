@@ -47,7 +47,7 @@ from discern.report.evaluation import (
     read_blimp_results,
 )
 from discern.report.page import Page, ShadedPiece, ShadedText, render_page
-from discern.storage.checksums import Record, read_record, understood
+from discern.storage.checksums import Record, read_json, understood
 from discern.storage.files import write_text
 from discern.storage.output import check_output
 from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, held_out_metrics, read_metrics, read_records
@@ -232,7 +232,7 @@ def _evaluation(run: Path) -> dict[str, Any]:
         DataError: the file is damaged.
     """
     path = run / EVALUATION_FILE
-    return read_record(path, _Evaluation, hint=_MEASURE) if path.is_file() else {}
+    return read_json(path, _Evaluation, hint=_MEASURE) if path.is_file() else {}
 
 
 class _Evaluation(Record):

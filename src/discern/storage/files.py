@@ -9,7 +9,6 @@ from __future__ import annotations
 import io
 import math
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -51,46 +50,35 @@ def held(path: Path) -> Iterator[bool]:
         yield _lock(file.fileno(), wait=False)
 
 
-def lock_folder(folder: Path, patience: float = 0.0) -> int | None:
-    """Lock a folder itself, and return a descriptor. Closing it releases the lock.
+@contextmanager
+def alone_in(folder: Path, patience: float = math.inf) -> Iterator[None]:
+    """Hold the lock of a folder itself. If the folder does not exist or cannot be read, there is none.
 
     Args:
         patience: seconds to wait for another process that holds the lock.
 
-    Returns:
-        None if the folder does not exist or cannot be read.
-
     Raises:
         DataError: another process has locked it.
     """
-    if fcntl is None or not folder.is_dir() or not os.access(folder, os.R_OK):
-        return None
+    if fcntl is None or not os.access(folder, os.R_OK):
+        yield
+        return
     opened = os.open(folder, os.O_RDONLY)
-    deadline = time.monotonic() + patience
-    while not _lock(opened, wait=False):
-        if time.monotonic() >= deadline:
-            os.close(opened)
-            raise DataError(f"another process is using {folder}", hint="wait until it has finished, or choose another --out")
-        time.sleep(_LOOK)
-    return opened
-
-
-@contextmanager
-def alone_in(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in this block for the folder."""
-    opened = lock_folder(folder, math.inf)
     try:
+        deadline = time.monotonic() + patience
+        while not _lock(opened, wait=False):
+            if time.monotonic() >= deadline:
+                raise DataError(f"another process is using {folder}", hint="wait until it has finished, or choose another --out")
+            time.sleep(_LOOK)
         yield
     finally:
-        if opened is not None:
-            os.close(opened)
+        os.close(opened)
 
 
 def create_held(path: Path, target: Path, *, wait: bool) -> int:
     """Create a file, lock it, and open it for writing. The caller closes the descriptor, which releases the lock.
 
-    A file of that name that a killed process left is emptied. Others may guess the name, so a link to something else is not
-    written to.
+    A file of that name that a killed process left is emptied. Others may guess the name, so a symbolic link is an error.
 
     Args:
         path: the file, a name of our own beside `target`.
@@ -102,17 +90,13 @@ def create_held(path: Path, target: Path, *, wait: bool) -> int:
         OSError: the file cannot be created.
     """
     while True:
-        if path.is_symlink():
-            path.unlink(missing_ok=True)
         opened = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
         if not _lock(opened, wait=wait):
             os.close(opened)
             raise DataError(f"another process is writing {target}", hint="wait until it has finished, or choose another --out")
         if _is_at(opened, path):  # its last holder may have renamed or removed it
-            if os.fstat(opened).st_nlink == 1:
-                os.ftruncate(opened, 0)
-                return opened
-            path.unlink(missing_ok=True)
+            os.ftruncate(opened, 0)
+            return opened
         os.close(opened)
 
 
@@ -131,9 +115,6 @@ def _is_at(opened: int, path: Path) -> bool:
         return False
 
 
-_STANDARD = {"/dev/stdout": 1, "/dev/fd/1": 1, "/dev/stderr": 2, "/dev/fd/2": 2}
-
-
 def sync_file(file: BinaryIO) -> None:
     """Flush a file to the disk (fsync)."""
     file.flush()
@@ -147,17 +128,6 @@ def sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def write_file(path: Path, content: bytes) -> None:
-    """Write a new file in a folder that is not published yet, and flush it to the disk.
-
-    Raises:
-        FileExistsError: a file of that name exists.
-    """
-    with path.open("xb") as file:
-        file.write(content)
-        sync_file(file)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -201,8 +171,7 @@ def whole_binary_file(path: Path) -> Iterator[BinaryIO]:
         DataError: it cannot be written, or another process is writing it.
     """
     try:
-        if not path.exists():
-            Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
+        Path(os.path.realpath(path)).parent.mkdir(parents=True, exist_ok=True)
         with replacing_file(path, wait=False) as file:
             yield file
     except OSError as problem:
@@ -226,8 +195,7 @@ def writing_temporary_files() -> Iterator[None]:
         yield
     except OSError as problem:
         raise DataError(
-            f"cannot write a temporary file in {tempfile.tempdir or 'the folder for temporary files'}: "
-            f"{problem.strerror or problem}",
+            f"cannot write a temporary file in {tempfile.gettempdir()}: {problem.strerror or problem}",
             hint="free some space there, or choose another folder: export TMPDIR=FOLDER",
         ) from problem
 
@@ -260,12 +228,7 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
         wait: wait for another process that is writing it, instead of raising.
     """
     if is_stream(path):
-        for stream in filter(None, (sys.stdout, sys.stderr)):
-            stream.flush()
-        # Opened again by its name, a file behind standard output (`> FILE`) would be written from its start.
-        number = _STANDARD.get(str(path))
-        opened = os.open(path, os.O_WRONLY | os.O_CLOEXEC) if number is None else os.dup(number)
-        with os.fdopen(opened, "wb") as file:
+        with path.open("wb") as file:
             yield file
         return
     target = Path(os.path.realpath(path))  # follows every link
@@ -284,5 +247,5 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
 
 
 def is_stream(path: Path) -> bool:
-    """Whether writing to a path replaces nothing: it is a device, a pipe or an open descriptor. A folder refuses it."""
-    return str(path) in _STANDARD or (os.path.exists(path) and not os.path.isfile(path))
+    """Whether writing to a path replaces nothing: it is a device or a pipe."""
+    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)

@@ -1,32 +1,30 @@
 """Checks of output paths: a command replaces nothing that it reads, and writes into no data set, run or model.
 
-Paths are compared by the files that they refer to, so `..`, links and letter case don't matter.
+Paths are compared after links are resolved.
 """
 
 from __future__ import annotations
 
-import itertools
 import os
 import shutil
-from collections.abc import Callable, Collection, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from itertools import count
 from pathlib import Path
-from typing import NoReturn
 
 from discern.errors import ConfigError, DataError
-from discern.storage.files import cannot_write, create_held, is_stream, lock_folder, partial_name, release, sync_folder
+from discern.storage.files import alone_in, cannot_write, create_held, is_stream, partial_name, release, sync_folder
 
 _MARKS = (
     {"manifest.json", "tokenizer.json"},
     {"plan.json", "tokenizer.json"},
     {"run.json"},
     {"finetuned.json"},
-    {"comparison.json"},
     {"model.safetensors"},
     {"model.safetensors.index.json"},
     {"pytorch_model.bin"},
 )
-"""Files that identify a data set, one that is being prepared in parts, a run, a fine-tuned model, a comparison or a model."""
+"""Files that identify a data set, one that is being prepared in parts, a run, a fine-tuned model, or a model."""
 
 
 def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
@@ -40,112 +38,71 @@ def check_output(option: str, out: Path | None, example: str, *reads: Path | Non
         own: names of files that the command may write into the folder of a run or a model.
 
     Raises:
-        ConfigError: `out` is a folder, is write-protected, or is refused by `check_apart`.
+        ConfigError: `out` is a folder, or is refused by `check_apart`.
     """
     if out is None:
         return
     if str(out) == "-":
         raise ConfigError(f"{option} - would create a file named '-'", hint=f"without {option} results go to standard output")
-    if out.suffix in (".gz", ".xz", ".bz2", ".zst"):
-        raise ConfigError(f"{out} would contain plain text", hint=f"leave out {out.suffix}, and compress the file afterwards")
     if os.path.isdir(out):
         raise ConfigError(f"{out} is a folder", hint=f"give a file: {option} {out / example}")
-    elsewhere = f"write to another file: {option} {example}"
-    check_apart(option, out, *reads, own=own, hint=elsewhere)
-    if os.path.exists(out) and not os.access(out, os.W_OK):
-        raise ConfigError(f"{out} is write-protected", hint=f"chmod u+w {out}, or {elsewhere}")
+    check_apart(out, *reads, option=option, own=own)
 
 
-def check_apart(option: str, out: Path, *reads: Path | None, own: Collection[str] = (), hint: str | None = None) -> None:
+def check_apart(out: Path, *reads: Path | None, option: str = "--out", own: Collection[str] = ()) -> None:
     """Check that writing to `out` damages neither what the command reads, nor any data set, run or model.
 
     A new file or folder is allowed in an ordinary folder of the user, also beside a run or a data set.
 
     Args:
-        option: the option for the output, such as "--out".
         out: file or folder, which need not exist.
         reads: files and folders that the command reads; those that do not exist are ignored.
+        option: the option for the output, for the hint.
         own: names of files that the command may write into the folder of a run or a model.
-        hint: hint of the error; None: suggest a path beside the folder.
 
     Raises:
-        ConfigError: `out` is an input or contains one, is inside a data set, run or model, or cannot be written to.
+        ConfigError: `out` is an input or contains one, or is inside a data set, run or model.
     """
-    if is_stream(out) and not os.path.isdir(out):  # its content is not replaced
+    if is_stream(out):  # its content is not replaced
         return
+    target = Path(os.path.realpath(out))
     existing = [Path(os.path.realpath(read)) for read in reads if read is not None and os.path.exists(read)]
-    owned = {read / name for read in existing for name in own}
-    # A link is checked on both sides: it may be a file of a data set that is stored elsewhere.
-    place, target = Path(os.path.normpath(Path(os.path.realpath(out.parent), out.name))), Path(os.path.realpath(out))
-
-    def refuse(reason: str, folder: Path) -> NoReturn:
-        name = "2" if place.name == folder.name else place.name
-        raise ConfigError(f"{out} {reason}", hint=hint or f"choose another path: {option} {folder}-{name}")
-
-    for path in {place, target} - owned:
-        for folder in filter(is_kept_whole, reversed(path.parents)):  # the outermost one, beside which there is room
-            # A comparison trains its models in `work`, and each has a folder of its own.
-            if not (folder / "work" in path.parents and (folder / "comparison.json").exists()):
-                refuse(f"lies inside {folder}, which is a data set, a run or a model", folder)
     for read in existing:
-        if os.path.exists(out) and out.samefile(read):
-            refuse("is read by the command, and cannot replace itself" if read.is_dir() else "is the input", read)
-        if target in read.parents and os.path.isdir(out):
-            refuse(f"holds {read}, which the command reads", read)
+        if target in (read, *read.parents):
+            reason = "is the input, and cannot replace itself" if target == read else f"holds {read}, which the command reads"
+            raise ConfigError(f"{out} {reason}", hint=f"choose another path: {option} {target}-2")
+    # The outermost folder, beside which there is room
+    folder = next(filter(is_kept_whole, reversed(target.parents)), None)
+    if folder is not None and target not in {read / name for read in existing for name in own}:
+        hint = f"choose another path: {option} {folder}-{target.name}"
+        raise ConfigError(f"{out} lies inside {folder}, which is a data set, a run or a model", hint=hint)
 
 
 def is_kept_whole(folder: Path) -> bool:
-    """Whether a folder is a data set, a run, a fine-tuned model, a comparison or a model."""
+    """Whether a folder is a data set, a run, a fine-tuned model or a model."""
     return any(all(os.path.exists(folder / name) for name in mark) for mark in _MARKS)
 
 
 _SHOWN = 4
 
 
-class OutputFolder:
-    """A folder that a command writes. As a context manager it releases its locks at the end of the block.
+class OutputFolder(ExitStack):
+    """A folder that a command writes. As a context manager it releases its lock at the end of the block.
 
-    The folder itself is locked: no lock file is left in it, and a folder that is moved aside stays locked.
+    The folder itself is locked: no lock file is left in it.
 
     Attributes:
         path: the folder, which need not exist.
     """
 
     def __init__(self, path: Path) -> None:
+        super().__init__()
         self.path = path
-        self._locked: list[int] = []
-
-    def __enter__(self) -> OutputFolder:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        while self._locked:
-            os.close(self._locked.pop())
-
-    def check(self, *reads: Path | None, option: str = "--out") -> None:
-        """Raise if the folder overlaps with what the command reads, or is inside a data set, run or model; see `check_apart`.
-
-        Args:
-            reads: files and folders; those that do not exist are skipped.
-            option: the option that names the folder, for messages.
-
-        Raises:
-            ConfigError: the folder is an input or contains one, is inside a data set, run or model, or cannot be written to.
-        """
-        check_apart(option, self.path, *reads)
 
     @property
     def is_free(self) -> bool:
         """Whether the folder does not exist or is empty."""
         return not self.path.exists() or (self.path.is_dir() and not any(self.path.iterdir()))
-
-    def foreign(self, is_own: Callable[[str], bool]) -> list[str]:
-        """Names in the folder that are not the command's own, sorted.
-
-        Args:
-            is_own: whether the command, or one like it, writes a file or folder of this name.
-        """
-        return sorted(path.name for path in self.path.iterdir() if not is_own(path.name)) if self.path.is_dir() else []
 
     def refuse_others(self, own: Collection[str], kind: str) -> None:
         """Raise an error if the folder contains files other than those that a process killed at its start leaves behind.
@@ -157,8 +114,8 @@ class OutputFolder:
         Raises:
             DataError: the folder contains other files.
         """
-        is_other = self.path.exists() and not self.path.is_dir()
-        if is_other or self.foreign(lambda name: name.removeprefix(".").removesuffix(".partial") in own):
+        allowed = {*own, *map(partial_name, own)}
+        if self.path.exists() and (not self.path.is_dir() or any(path.name not in allowed for path in self.path.iterdir())):
             raise DataError(f"{self.path} is not empty and holds no {kind}", hint="choose another --out, or empty the folder")
 
     def acquire(self, patience: float = 0.0) -> None:
@@ -170,11 +127,8 @@ class OutputFolder:
         Raises:
             DataError: another process is using it.
         """
-        if self._locked and self.path.exists() and os.path.samestat(os.fstat(self._locked[-1]), self.path.stat()):
-            return
-        opened = lock_folder(self.path, patience)
-        if opened is not None:
-            self._locked.append(opened)
+        self.close()
+        self.enter_context(alone_in(self.path, patience))
 
     def make(self, *, shared: bool = False) -> None:
         """Create the folder with its parents, and lock it.
@@ -199,8 +153,7 @@ class OutputFolder:
             DataError: it cannot be renamed.
         """
         place = self.path.resolve()
-        numbered = (place.with_name(f"{place.name}.{number}") for number in itertools.count(1))
-        aside = next(path for path in numbered if not path.exists())
+        aside = next(path for number in count(1) if not (path := place.with_name(f"{place.name}.{number}")).exists())
         try:
             return place.rename(aside)
         except OSError as problem:
@@ -249,18 +202,13 @@ class StagedFolder:
         """Move the folder to its final path, after its files were flushed to the disk.
 
         Args:
-            replace: whether to replace an existing folder with files, which is restored on failure; otherwise it is an error.
+            replace: whether to replace an existing folder with files, which `clear` restores on failure.
         """
         sync_folder(self.path)
-        try:
-            if replace and self._is_filled:
-                self.target.rename(self._previous)
-            self.path.rename(self.target)
-        except BaseException:
-            self._restore()
-            raise
+        if replace and self._is_filled:
+            self.target.rename(self._previous)
+        self.path.rename(self.target)
         sync_folder(self.target.parent)
-        shutil.rmtree(self._previous, ignore_errors=True)
 
     def replace_files(self, names: Iterable[str]) -> None:
         """Replace single files in the published folder."""

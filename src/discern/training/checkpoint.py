@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from discern.errors import CheckpointError, DataError, NumericsError
-from discern.storage.checksums import CHECKSUMS_NAME, Record, checksum, read_checksums, read_record, verification_is_on
+from discern.storage.checksums import CHECKSUMS_NAME, Record, checksum, read_checksums, read_json, verification_is_on
 from discern.storage.files import sync_file, sync_folder, utf8_name
 
 FORMAT = 1
@@ -244,7 +244,7 @@ def load(path: Path, *, carry: bool = True) -> Contents:
         NumericsError: a weight is not finite.
     """
     divided = check_files(path)
-    state = read_record(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
+    state = read_json(path / STATE_FILE, _State, hint=_EARLIER, version=FORMAT, error=CheckpointError)
     if divided:
         from discern.training.sharding import read_sharded  # imports torch.distributed
 

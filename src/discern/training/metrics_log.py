@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.parsing import is_number, json_value
-from discern.storage.checksums import forget_checksums, record_checksums, verify
+from discern.storage.checksums import record_checksums, update_checksums, verify
 from discern.storage.files import write_text
 from discern.wording import counted
 
@@ -53,7 +53,7 @@ class MetricsLog:
     ) -> None:
         self._path, self._examples = paths = folder / METRICS_FILE, folder / EXAMPLES_FILE
         records = {path: read_records(path) for path in paths if path.exists()}  # compares them with their checksums
-        forget_checksums(folder, [path.name for path in paths])  # until the log is closed
+        update_checksums(folder, {path.name: None for path in paths})  # until the log is closed
         for path, lines in records.items():
             write_text(path, "".join(json.dumps(line) + "\n" for line in lines if line["step"] <= step))
         self._stream = self._path.open("a", encoding="utf-8")
@@ -119,7 +119,7 @@ def read_records(path: Path, warn: Callable[[str], None] | None = None) -> list[
         return []
     except OSError as problem:
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
-    verify(path, content, log=True)
+    verify(path, content)
     lines = content.split(b"\n")
     found = [metrics_record(line) for line in lines]
     # After the last line break there is nothing, or a line that a kill cut short.

@@ -105,7 +105,7 @@ def read_written_config(path: Path) -> PretrainConfig:
     Raises:
         ConfigError: it is missing or damaged; the message names the file.
     """
-    settings = read_file(path, written=True)
+    settings = read_file(path)
     try:
         return resolve_pretrain_config(settings, may_end_early=True).config
     except ConfigError as problem:

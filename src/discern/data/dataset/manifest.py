@@ -18,7 +18,7 @@ from discern.data.curation.contamination import FileOverlap
 from discern.data.sources.documents import Problem
 from discern.errors import DataError
 from discern.parsing import json_value
-from discern.storage.checksums import has_file, known_checksums, read_object, understood
+from discern.storage.checksums import has_file, known_checksums, read_json, understood
 
 FORMAT = "discern-data"
 FORMAT_VERSION = 1
@@ -163,7 +163,7 @@ def read_manifest(folder: Path) -> Manifest:
         reason = f"{path.name} is missing" if folder.is_dir() else other
         raise DataError(f"{folder} is not a data set: {reason}", hint=none)
     hint = "copy the file back, or run the same `discern prepare` again with --overwrite"
-    raw = read_object(path, hint=hint)
+    raw = read_json(path, hint=hint)
     if (raw.get("format"), raw.get("format_version")) != (FORMAT, FORMAT_VERSION):
         raise DataError(f"{path} is not the manifest of a data set of this version of discern", hint=none)
     with understood(path, hint=hint):

@@ -20,7 +20,7 @@ from discern.data.dataset.manifest import (
 )
 from discern.errors import ConfigError
 from discern.storage.checksums import CHECKSUMS_NAME, checksum, record_checksums, recording
-from discern.storage.files import write_file
+from discern.storage.files import write_bytes
 from discern.storage.output import OutputFolder, StagedFolder, listed
 
 _SHARD = re.compile(r"(train|heldout)-\d{5,}\.(tokens|documents|sentences|words)")
@@ -60,7 +60,7 @@ def refuse_foreign(out: Path) -> None:
     Raises:
         ConfigError: there are other files, which would be lost.
     """
-    names = OutputFolder(out).foreign(is_own_name)
+    names = sorted(path.name for path in out.iterdir() if not is_own_name(path.name))
     if names:
         raise ConfigError(
             f"{out} also contains {listed(names)}, which --overwrite would delete",
@@ -80,10 +80,10 @@ def other_data_set(out: Path, what: str) -> ConfigError:
 
 def write_header(folder: Path, tokenizer: Tokenizer, manifest: Manifest) -> None:
     """Write `tokenizer.json`, `manifest.json` and their checksums to the folder of the shards."""
-    write_file(folder / TOKENIZER_NAME, tokenizer.to_str(pretty=True).encode())
+    write_bytes(folder / TOKENIZER_NAME, tokenizer.to_str(pretty=True).encode())
     text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
     # A byte of a file name that is not UTF-8 becomes a JSON escape.
-    write_file(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
+    write_bytes(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
     record_checksums(folder, (TOKENIZER_NAME, MANIFEST_NAME))
 
 

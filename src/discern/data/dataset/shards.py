@@ -29,7 +29,7 @@ from discern.data.dataset.manifest import (
 from discern.data.dataset.remote import RemoteFolder
 from discern.data.remote import remote_address, shown
 from discern.errors import DataError
-from discern.storage.checksums import digest_of, verification_is_on
+from discern.storage.checksums import cached_checksum, understood, verification_is_on
 
 if TYPE_CHECKING:
     import tokenizers
@@ -59,12 +59,13 @@ class LocalFiles:
         """
         if name not in self._maps:
             path = self.folder / name
-            if verification_is_on() and (found := digest_of(path)) != expected.sha256:
-                raise DataError(
-                    f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
-                    hint=PREPARE_AGAIN,
-                )
-            self._maps[name] = np.memmap(path, dtype=dtype, mode="r")
+            with understood(path, hint=PREPARE_AGAIN):
+                if verification_is_on() and (found := cached_checksum(path)) != expected.sha256:
+                    raise DataError(
+                        f"{path} is damaged: its SHA-256 is {found[:12]}..., but the manifest has {expected.sha256[:12]}...",
+                        hint=PREPARE_AGAIN,
+                    )
+                self._maps[name] = np.memmap(path, dtype=dtype, mode="r")
         return self._maps[name]
 
     def __getstate__(self) -> dict[str, object]:

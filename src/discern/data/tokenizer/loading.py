@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from discern.errors import ConfigError, DataError
 from discern.parsing import json_value
-from discern.storage.checksums import read_object, verify
+from discern.storage.checksums import read_json, verify
 
 if TYPE_CHECKING:
     import discern.types
@@ -68,7 +68,7 @@ def load_tokenizer(path: Path, lowercase: bool | None = None, keep_accents: bool
     verify(file, content)
     beside = file.parent / "tokenizer_config.json"
     hint = "copy it again from where the model came from, or remove it"
-    settings = read_object(beside, hint=hint) if beside.is_file() else {}
+    settings = read_json(beside, hint=hint) if beside.is_file() else {}
 
     with naming_panics(str(file)):
         try:
