@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from discern.corruption import maskings
 from discern.corruption.masking import (
@@ -20,7 +19,6 @@ from discern.corruption.masking import (
     quota,
     span,
     span_lengths,
-    take_in_order,
     words_of,
 )
 from discern.corruption.randomness import Randomness
@@ -208,33 +206,31 @@ def test_words_by_hand() -> None:
     # [CLS] a b ##b [SEP] ##c d [SEP] and a short row: what stands behind a special token begins a word.
     tokens = make_batch([[SPECIAL.cls, 9, 10, 11, SPECIAL.sep, 12, 13, SPECIAL.sep], [SPECIAL.cls, 9, SPECIAL.sep]])
     starts = torch.tensor([[False, True, True, False, False, False, True, False], [False] * 8])
-    found = words_of(replace(tokens, word_starts=starts))
-    assert found.lengths.tolist() == [[1, 2, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
-    assert found.number[found.maskable].tolist() == [0, 1, 1, 2, 3, 0]
+    number, lengths = words_of(replace(tokens, word_starts=starts))
+    assert lengths.tolist() == [[1, 2, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
+    assert number[tokens.maskable].tolist() == [0, 1, 1, 2, 3, 0]
     # Read from the right, the words are a ##a, b and d ##c.
-    found = words_of(replace(tokens, word_starts=starts, is_reversed=torch.tensor([True, False])))
-    assert found.number[0][found.maskable[0]].tolist() == [0, 1, 2, 3, 3]
-    assert words_of(replace(tokens, word_starts=None)).lengths[0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    number, _ = words_of(replace(tokens, word_starts=starts, is_reversed=torch.tensor([True, False])))
+    assert number[0][tokens.maskable[0]].tolist() == [0, 1, 2, 3, 3]
+    assert words_of(replace(tokens, word_starts=None))[1][0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
 def test_words_are_taken_as_by_the_plain_loop() -> None:
     """Word after word, each unless it exceeds the number: what BERT's script does, here without the loop."""
-    rng = torch.Generator().manual_seed(0)
-    tokens = replace(rows(*range(1, 61)), word_starts=torch.rand(60, 62, generator=rng) < 0.4)
-    found = words_of(tokens)
-    keys = torch.randint(0, 10**9, found.number.shape, generator=rng)
-    count = quota(tokens.maskable, 0.15)
-    chosen = take_in_order(found, keys, count)
-    for row in range(60):
-        lengths, left, expected = found.lengths[row][found.lengths[row] > 0].tolist(), int(count[row]), set()
+    starts = torch.rand(60, 62, generator=torch.Generator().manual_seed(0)) < 0.4
+    tokens = replace(rows(*range(1, 61)), word_starts=starts)
+    chosen = choose("whole-word", tokens).positions
+    keys = Randomness(3, 0, tokens.slot).integers("masked words", 62)
+    for row, (number, found) in enumerate(zip(*words_of(tokens), strict=True)):
+        lengths, left, expected = found[found > 0].tolist(), int(quota(tokens.maskable, 0.15)[row]), set()
         order = keys[row, : len(lengths)].argsort().tolist()
-        for number in order:
-            if lengths[number] <= left:
-                expected.add(number)
-                left -= lengths[number]
+        for word in order:
+            if lengths[word] <= left:
+                expected.add(word)
+                left -= lengths[word]
         expected = expected or {min(order, key=lengths.__getitem__)}
-        assert set(found.number[row][chosen[row]].tolist()) == expected
-        assert int(chosen[row].sum()) == sum(lengths[number] for number in expected)  # whole words
+        assert set(number[chosen[row]].tolist()) == expected
+        assert int(chosen[row].sum()) == sum(lengths[word] for word in expected)  # whole words
 
 
 @pytest.mark.parametrize(("stop", "longest"), [(0.2, 10), (0.5, 3), (0.9, 1)])
@@ -249,9 +245,9 @@ def test_lengths_of_spans_are_geometric_up_to_the_longest(stop: float, longest: 
 
 def test_spans_are_of_whole_words() -> None:
     tokens = replace(rows(*[80] * 100), word_starts=torch.rand(100, 82, generator=torch.Generator().manual_seed(0)) < 0.7)
-    found, chosen = words_of(tokens), choose("span", tokens, mask_probability=0.25).positions
-    taken = torch.zeros_like(found.lengths).scatter_add_(1, found.number, chosen.long())
-    assert ((taken == 0) | (taken == found.lengths)).all()
+    (number, lengths), chosen = words_of(tokens), choose("span", tokens, mask_probability=0.25).positions
+    taken = torch.zeros_like(lengths).scatter_add_(1, number, chosen.long())
+    assert ((taken == 0) | (taken == lengths)).all()
     words, runs = int((taken > 0).sum()), int((chosen[:, 1:] & ~chosen[:, :-1]).sum())
     assert words / runs > 2.5  # words stand together: 14 of 56 drawn singly make runs of 1.3
 
@@ -269,9 +265,9 @@ def test_a_span_goes_on_behind_a_special_token() -> None:
 def test_chosen_tokens_become_mask_random_or_stay(shares: tuple[float, float], times: int | None) -> None:
     """With several draws, a position is masked if any of them says so."""
     tokens = rows(*[60] * 500)
-    chosen: Tensor = tokens.maskable
-    draws = None if times is None else chosen.long() * times
-    hidden = hide(tokens.input_ids, chosen, shares, (SPECIAL.mask, 10**6), Randomness(0, 0, tokens.slot), draws)
+    chosen = tokens.maskable
+    drawn = Chosen(chosen, None if times is None else chosen.long() * times)
+    hidden = hide(tokens.input_ids, drawn, shares, (SPECIAL.mask, 10**6), Randomness(0, 0, tokens.slot))
     assert torch.equal(hidden[~chosen], tokens.input_ids[~chosen])
     found = hidden[chosen]
     masked, unchanged = (float((found == token).double().mean()) for token in (SPECIAL.mask, 9))

@@ -6,7 +6,7 @@ import torch
 from scipy import stats
 
 from discern import kernels
-from discern.corruption.masking import Sampling, sample_tokens, top_p_logits
+from discern.corruption.masking import Sampling, sample_tokens
 from discern.corruption.randomness import Randomness, key_of
 
 
@@ -52,11 +52,10 @@ PROBABILITIES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])
     ("top_p", "kept"), [(0.3, [1]), (0.4, [1]), (0.41, [1, 3]), (0.7, [1, 3]), (0.8, [1, 3, 4]), (0.99, [0, 1, 3, 4])]
 )
 def test_top_p_keeps_the_fewest_that_reach_the_mass(top_p: float, kept: list[int]) -> None:
-    also = top_p_logits(PROBABILITIES.log(), top_p - 1e-6, torch.tensor([0]))
-    assert also[0].isfinite().nonzero().flatten().tolist() == sorted({0, *kept})
-    # A little less, as 0.4 + 0.3 may or may not reach 0.7 in floating point.
-    logits = top_p_logits(PROBABILITIES.log(), top_p - 1e-6)
-    assert logits.isfinite()[0].nonzero().flatten().tolist() == kept
+    sampling = Sampling(top_p=top_p - 1e-6)  # a little less, as 0.4 + 0.3 may or may not reach 0.7 in floating point
+    for drawn, expected in ((None, kept), (torch.tensor([0]), sorted({0, *kept}))):
+        logits = sampling.logits(PROBABILITIES.log(), torch.tensor([0]), drawn)
+        assert logits.isfinite()[0].nonzero().flatten().tolist() == expected
 
 
 def test_what_is_left_out_is_never_drawn_and_the_rest_keeps_its_proportions() -> None:

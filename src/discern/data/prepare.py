@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import all_left_out
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, banding, clusters
 from discern.data.dataset.manifest import (
     COUNTS_NAME,
     SPLITS,
@@ -330,9 +330,9 @@ def _near_duplicates(
     work: Path, similarity: float, executor: Executor, progress: Progress
 ) -> tuple[NearDuplicates, Int[np.ndarray, " R"]]:
     """The entry of near-duplicates in the manifest, and the numbers of the documents to remove."""
-    banding, links = Banding.of(similarity), []
-    progress.start("comparing documents", banding.bands, "bands")
-    for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(banding.bands), pending=banding.bands):
+    (bands, rows), links = banding(similarity), []
+    progress.start("comparing documents", bands, "bands")
+    for pairs in ordered_map(executor, partial(links_of_band, str(work)), range(bands), pending=bands):
         links.append(pairs)
         progress.advance(1)
     progress.finish()
@@ -341,8 +341,8 @@ def _near_duplicates(
         similarity=similarity,
         ngram_words=NGRAM_WORDS,
         hashes=HASHES,
-        bands=banding.bands,
-        rows=banding.rows,
+        bands=bands,
+        rows=rows,
         clusters=sizes.total(),
         removed=len(removed),
         cluster_sizes={str(size): sizes[size] for size in sorted(sizes)},

@@ -9,7 +9,7 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from discern.corruption import MASKINGS_BY_TOKEN, maskings
+from discern.corruption import maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
@@ -35,7 +35,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         chosen = choose_positions(self, batch, randomness)
         shares = self.config.mask_token_probability, self.config.random_token_probability
         vocabulary = self.vocabulary.special.mask, self.vocabulary.size
-        masked_ids = hide(batch.input_ids, chosen.positions, shares, vocabulary, randomness, chosen.draws)
+        masked_ids = hide(batch.input_ids, chosen, shares, vocabulary, randomness)
         return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws)
 
     def head_share(self, network: Network, phase: Phase) -> float:
@@ -53,7 +53,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
             shown: fraction of these positions at which the encoder sees a word.
             correct: fraction of the shown words that are the original; None: that of the generator's samples.
         """
-        if self.config.masking in MASKINGS_BY_TOKEN:  # chooses some tokens more often than they occur
+        if self.config.masking in ("rarity", "entropy"):  # chooses some tokens more often than they occur
             return None
         return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
 

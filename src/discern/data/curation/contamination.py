@@ -10,6 +10,7 @@ from __future__ import annotations
 import unicodedata
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,10 +70,9 @@ class FileOverlap(Section):
     found: tuple[FoundExample, ...] = ()
 
     def __str__(self) -> str:
+        share = "" if self.share is None else f" ({self.share:.2%})"
         short = f"; {self.too_short:,} of fewer than {SHORTEST_WORDS} words not checked" if self.too_short else ""
-        if self.share is None:
-            return f"{self.file}: none of {self.examples:,} examples can be checked{short}"
-        return f"{self.file}: {self.overlapping:,} of {self.checked:,} examples ({self.share:.2%}){short}"
+        return f"{self.file}: {self.overlapping:,} of {self.checked:,} examples{share}{short}"
 
 
 @dataclass(frozen=True)
@@ -137,30 +137,89 @@ def ngram_hashes(words: UInt[np.ndarray, " W"], sizes: range) -> Iterator[UInt[n
             yield total
 
 
-@dataclass(frozen=True)
-class NgramIndex:
-    """The n-grams of evaluation sets, to be found in text. The number of an n-gram is the rank of its hash.
+def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """The examples of a file: lines of text, rows of a table, or objects.
 
-    Attributes:
-        word_ids: ids of the words that occur in them, from 1.
-        hashes: their distinct hashes, ascending.
+    Args:
+        fields: fields or columns to read; empty: all of them.
+
+    Yields:
+        The line where the example begins, in a JSON array or Parquet its number, and its texts: the line, the fields of the row,
+        or the strings of the object at any depth.
+
+    Raises:
+        DataError: the file is missing, empty, damaged or of another format.
+        ConfigError: it lacks one of the fields.
+    """
+    table = open_table(path)
+    for field in fields:
+        table.require(field, "--against-field")
+    if table.format == "jsonl" and suffix_of(path) == ".json" and len(table.sample()) == 1:
+        # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
+        raise one_object(str(path))
+    if table.format in ("csv", "tsv") and not is_header(table.columns):
+        yield 1, table.columns  # a table without a header, such as CoLA's
+    for row in table.rows:
+        texts = tuple(_strings([row.values.get(field) for field in fields or row.values]))
+        if table.format != "text" or texts[0].strip():
+            yield row.number, texts
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings in a JSON value, at any depth, in order."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping | list):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from _strings(item)
+
+
+class ContaminationSearch:
+    """The n-grams of evaluation files, and which of them were found in the text so far.
+
+    The number of an n-gram is the rank of its hash. Memory depends on the evaluation files only.
+
+    Args:
+        files: the evaluation files, which are read at once.
+
+    Raises:
+        DataError: a file is missing, empty, damaged or of an unknown format.
+        ConfigError: a file lacks a field.
     """
 
-    word_ids: dict[str, int]
-    hashes: UInt[np.ndarray, " N"]
-
-
-class NgramFinder:
-    """Finds n-grams in documents; runs in the worker processes."""
-
-    def __init__(self, index: NgramIndex) -> None:
-        self._index = index
+    def __init__(self, files: EvaluationFiles) -> None:
+        self._paths = files.paths
+        self._lines, self._files = array("q"), array("q")  # of each example
+        self._word_ids: dict[str, int] = {}  # from 1
+        words, sizes, examples = array("Q"), array("q"), array("q")
+        for file, path in enumerate(files.paths):
+            for line, texts in read_examples(path, files.fields):
+                for text in texts:
+                    text_words = words_of(text)
+                    length = len(text_words)
+                    if length >= SHORTEST_WORDS:
+                        size = min(length, NGRAM_WORDS)
+                        words.extend([self._word_ids.setdefault(word, len(self._word_ids) + 1) for word in text_words])
+                        sizes.extend([size] * (length - size + 1) + [0] * (size - 1))
+                        examples.extend([len(self._lines)] * length)
+                self._lines.append(line)
+                self._files.append(file)
+        # For each word: the example that it is in, and number and size of the n-gram that begins with it. The size is 0 if too
+        # few words of the same text follow; such a word has the hash 0, which no n-gram of the text has.
+        self._words = np.array(words, dtype=np.uint64)
+        self._sizes, self._examples = np.array(sizes), np.array(examples)
+        hashes = np.zeros(len(words), dtype=np.uint64)
+        for size, size_hashes in zip(_SIZES, ngram_hashes(splitmix64(self._words), _SIZES), strict=True):
+            (positions,) = np.nonzero(self._sizes == size)
+            hashes[positions] = size_hashes[positions]
+        self._hashes, self._ngrams = np.unique(hashes, return_inverse=True)
         # A table of the first 22 bits of the hashes decides most positions without a search.
         self._is_prefix = np.zeros(1 << 22, dtype=bool)
-        self._is_prefix[index.hashes >> 42] = True
+        self._is_prefix[self._hashes >> 42] = True
+        self._matches: dict[int, tuple[Any, ...]] = {}
 
     def find(self, documents: Sequence[Document | None]) -> dict[int, tuple[int, str]]:
-        """The numbers of the n-grams in some documents, in the order of the text.
+        """The numbers of the n-grams in some documents, in the order of the text; called in the worker processes.
 
         Args:
             documents: the documents; None where a filter left one out.
@@ -168,7 +227,7 @@ class NgramFinder:
         Returns:
             For each n-gram, the index of the first document that has it, and the beginning of that document.
         """
-        id_of, known = self._index.word_ids.get, self._index.hashes
+        id_of, known = self._word_ids.get, self._hashes
         ids, ends, beginnings = array("Q"), [], []
         for document in documents:
             sentences = document or []
@@ -189,90 +248,6 @@ class NgramFinder:
             found.setdefault(ngram, (index, beginnings[index]))
         return found
 
-
-def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """The examples of a file: lines of text, rows of a table, or objects.
-
-    Args:
-        fields: fields or columns to read; empty: all of them.
-
-    Yields:
-        The line where the example begins, in a JSON array or Parquet its number, and its texts: the line, the fields of the row,
-        or the strings of the object at any depth.
-
-    Raises:
-        DataError: the file is missing, empty, damaged or of another format.
-        ConfigError: it lacks one of the fields.
-    """
-    table = open_table(path)
-    for field in fields:
-        table.require(field, "--against-field")
-    count = 0
-    if table.format in ("csv", "tsv") and not is_header(table.columns):
-        count = 1
-        yield 1, table.columns  # a table without a header, such as CoLA's
-    for row in table.rows:
-        texts = tuple(_strings([row.values.get(field) for field in fields or row.values]))
-        if table.format != "text" or texts[0].strip():
-            count += 1
-            yield row.number, texts
-    if count == 1 and table.format == "jsonl" and suffix_of(path) == ".json":
-        # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
-        raise one_object(str(path))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    """The strings in a JSON value, at any depth, in order."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping | list):
-        for item in value.values() if isinstance(value, Mapping) else value:
-            yield from _strings(item)
-
-
-class ContaminationSearch:
-    """The evaluation files, and what of them was found in the text so far. Memory depends on the evaluation files only.
-
-    Args:
-        files: the evaluation files, which are read at once.
-
-    Attributes:
-        index: the n-grams to find.
-
-    Raises:
-        DataError: a file is missing, empty, damaged or of an unknown format.
-        ConfigError: a file lacks a field.
-    """
-
-    def __init__(self, files: EvaluationFiles) -> None:
-        self._paths = files.paths
-        self._lines, self._files = array("q"), array("q")  # of each example
-        word_ids: dict[str, int] = {}
-        words, sizes, examples = array("Q"), array("q"), array("q")
-        for file, path in enumerate(files.paths):
-            for line, texts in read_examples(path, files.fields):
-                for text in texts:
-                    text_words = words_of(text)
-                    length = len(text_words)
-                    if length >= SHORTEST_WORDS:
-                        size = min(length, NGRAM_WORDS)
-                        words.extend([word_ids.setdefault(word, len(word_ids) + 1) for word in text_words])
-                        sizes.extend([size] * (length - size + 1) + [0] * (size - 1))
-                        examples.extend([len(self._lines)] * length)
-                self._lines.append(line)
-                self._files.append(file)
-        # For each word: the example that it is in, and number and size of the n-gram that begins with it. The size is 0 if too
-        # few words of the same text follow; such a word has the hash 0, which no n-gram of the text has.
-        self._words = np.array(words, dtype=np.uint64)
-        self._sizes, self._examples = np.array(sizes), np.array(examples)
-        hashes = np.zeros(len(words), dtype=np.uint64)
-        for size, size_hashes in zip(_SIZES, ngram_hashes(splitmix64(self._words), _SIZES), strict=True):
-            (positions,) = np.nonzero(self._sizes == size)
-            hashes[positions] = size_hashes[positions]
-        distinct, self._ngrams = np.unique(hashes, return_inverse=True)
-        self.index = NgramIndex(word_ids, distinct)
-        self._matches: dict[int, tuple[Any, ...]] = {}
-
     def add(self, matches: Iterable[tuple[int, str, int, str]]) -> None:
         """Add the n-grams found in the documents that follow; of each, the first document counts.
 
@@ -285,20 +260,18 @@ class ContaminationSearch:
 
     def results(self) -> tuple[FileOverlap, ...]:
         """The overlap of each file with the documents so far."""
-        # Sort the n-grams that were found by their document, then by their position in the evaluation files.
-        order = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
-        document_of = np.full(len(self.index.hashes), -1)
-        document_of[list(self._matches)] = [order[document] for document in self._matches.values()]
-        (hits,) = np.nonzero(document_of[self._ngrams] >= 0)
-        hits = hits[np.argsort(document_of[self._ngrams[hits]], kind="stable")]
-        overlapping, first_hits = np.unique(self._examples[hits], return_index=True)
+        # The first n-gram of each example, in the order of the documents, then of the evaluation files
+        documents = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
+        (hits,) = np.nonzero(np.isin(self._ngrams, list(self._matches)))
+        first_hits: dict[int, int] = {}
+        for hit in sorted(hits, key=lambda hit: documents[self._matches[self._ngrams[hit]]]):
+            first_hits.setdefault(self._examples[hit], hit)
 
-        vocabulary, files = ["", *self.index.word_ids], np.array(self._files)
-        checked_files = files[np.unique(self._examples)]
-        overlaps = []
+        vocabulary, overlaps = ["", *self._word_ids], []
+        checked = Counter(self._files[example] for example in np.unique(self._examples))
         for file, path in enumerate(self._paths):
-            num_examples, num_checked = (int((owners == file).sum()) for owners in (files, checked_files))
-            file_hits = hits[np.sort(first_hits[files[overlapping] == file])]
+            file_hits = [hit for example, hit in first_hits.items() if self._files[example] == file]
+            num_examples, num_checked = self._files.count(file), checked[file]
             found = []
             for hit in file_hits[:5]:
                 words = " ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]])

@@ -106,7 +106,7 @@ def train_on(
             raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
         kept, left_out = rules.apply([document])
         filtered += left_out
-        for sentences in kept:
+        for sentences in filter(None, kept):
             sample.add(sentences)
         meter.show()
     meter.finish()
