@@ -12,7 +12,6 @@ from discern.corruption import maskings
 from discern.corruption.masking import (
     Chosen,
     MaskingContext,
-    average_samples,
     chosen_share,
     draw_quota,
     hide,
@@ -23,7 +22,7 @@ from discern.corruption.masking import (
 )
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
-from discern.types import Places, TokenBatch
+from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 
 NAMES = maskings.names()
@@ -116,13 +115,6 @@ def test_quota_is_computed_as_a_person_would() -> None:
     assert of(190, 0.15) == 28  # 28.5; in float32 it is 28.500002, hence 29
 
 
-def test_pairs_of_positions_are_even() -> None:
-    # Drawn without replacement, every pair is equally likely; a biased ranking would show here first.
-    chosen = torch.cat([choose("uniform", rows(*[6] * 256), step, 1 / 3).positions for step in range(60)])[:, 1:-1].double()
-    pairs = (chosen.T @ chosen)[torch.triu_indices(6, 6, 1).unbind()]
-    assert stats.chisquare(pairs.numpy()).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("masking", ["uniform", "whole-word", "span", "with-replacement"])
 @pytest.mark.parametrize(("length", "probability"), [(32, 0.15), (64, 0.25), (128, 0.15)])
 def test_the_share_of_chosen_tokens_is_the_expected_one(masking: str, length: int, probability: float) -> None:
@@ -194,14 +186,6 @@ def test_draws_are_independent() -> None:
     assert stats.chisquare(observed.numpy(), expected.numpy()).pvalue > 1e-4
 
 
-def test_samples_are_averaged_by_hand() -> None:
-    first, draws = torch.tensor([10, 20, 30, 7]), torch.tensor([[1, 2, 0], [3, 2, 0]])
-    later = {1: torch.tensor([0, 25, 31, 7]), 2: torch.tensor([0, 0, 34, 0])}
-    # 10; (20 + 25) / 2 = 22.5; (30 + 31 + 34) / 3 = 31.67; two equal samples stay.
-    averaged = average_samples(first, Places.of(draws > 0, draws), lambda chosen, ordinal: later[ordinal][chosen])
-    assert averaged.tolist() == [10, 22, 31, 7]
-
-
 def test_words_by_hand() -> None:
     # [CLS] a b ##b [SEP] ##c d [SEP] and a short row: what stands behind a special token begins a word.
     tokens = make_batch([[SPECIAL.cls, 9, 10, 11, SPECIAL.sep, 12, 13, SPECIAL.sep], [SPECIAL.cls, 9, SPECIAL.sep]])
@@ -233,14 +217,12 @@ def test_words_are_taken_as_by_the_plain_loop() -> None:
         assert int(chosen[row].sum()) == sum(lengths[word] for word in expected)  # whole words
 
 
-@pytest.mark.parametrize(("stop", "longest"), [(0.2, 10), (0.5, 3), (0.9, 1)])
-def test_lengths_of_spans_are_geometric_up_to_the_longest(stop: float, longest: int) -> None:
-    count = 20_000
-    uniforms = ((torch.arange(count) + 0.5) / count)[None]
-    observed = torch.bincount(span_lengths(uniforms, stop, longest)[0], minlength=longest + 1)
-    weights = torch.tensor([0.0] + [(1 - stop) ** (n - 1) for n in range(1, longest + 1)], dtype=torch.float64)
-    # The uniform numbers are a grid, so that each length is met to within one.
-    assert (observed - count * weights / weights.sum()).abs().max() <= 1.5
+def test_lengths_of_spans_by_hand() -> None:
+    # Weights 1, 1/2, 1/3, 1/4, 1/5 of their sum 2.2833.
+    weights = [1 / words for words in range(1, 6)]
+    bounds = torch.tensor([1, 3 / 2, 11 / 6, 25 / 12]).double() / (137 / 60)
+    assert span_lengths(torch.tensor([0.0, *(bounds - 1e-4), 1 - 2**-24]), weights).tolist() == [1, 1, 2, 3, 4, 5]
+    assert span_lengths((bounds + 1e-4).float(), weights).tolist() == [2, 3, 4, 5]
 
 
 def test_spans_are_of_whole_words() -> None:

@@ -35,11 +35,6 @@ def test_by_hand() -> None:
     assert sample_tokens(logits, torch.tensor([0.0, 0.4999, 0.5001, 0.99999])).tolist() == [0, 0, 1, 2]
 
 
-def test_impossible_tokens_are_never_drawn() -> None:
-    logits = torch.tensor([[float("-inf"), 0.0, float("-inf")]]).expand(3, -1)
-    assert sample_tokens(logits, torch.tensor([0.0, 0.5, 1 - 2**-24])).tolist() == [1, 1, 1]
-
-
 def test_no_gradient_flows_through_the_choice() -> None:
     logits = torch.randn(3, 5, requires_grad=True)
     assert not sample_tokens(logits, torch.rand(3)).requires_grad
@@ -96,14 +91,6 @@ def test_numbers_do_not_depend_on_how_the_batch_is_cut() -> None:
     parts = [numbers().rows(start, start + 16).uniforms("masks", 50) for start in range(0, 64, 16)]
     assert torch.equal(whole, torch.cat(parts))
     assert torch.equal(whole[:, :20], numbers().uniforms("masks", 20)), "a shorter row has the same beginning"
-
-
-def test_uniform_in_the_half_open_interval() -> None:
-    values = numbers(examples=500).uniforms("x", 400).flatten()
-    assert values.min() >= 0
-    assert values.max() < 1
-    observed = torch.histc(values, 100, 0, 1).numpy()
-    assert stats.chisquare(observed).pvalue > 1e-4
 
 
 def test_known_values_do_not_change() -> None:

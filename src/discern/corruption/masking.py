@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -15,11 +14,10 @@ from torch import Tensor
 from discern import kernels
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
-from discern.types import Places, TokenBatch
+from discern.types import TokenBatch
 
 Sample = Callable[..., Int[Tensor, "N"]]
 """Samples one id per row of logits, (N, V), given a uniform number in [0, 1) for each."""
-_LEAST_ENTROPY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -116,7 +114,7 @@ def entropy(batch: TokenBatch, context: MaskingContext) -> Chosen:
     times = torch.ones_like(batch.input_ids, dtype=torch.float64)
     if context.token_entropies is not None:
         entropies = context.token_entropies.to(batch.input_ids.device)[batch.input_ids]
-        times = entropies.double().clamp(min=_LEAST_ENTROPY) ** -context.entropy_exponent
+        times = entropies.double().clamp(min=1e-3) ** -context.entropy_exponent
     return _first_to_ring(times, batch, context)
 
 
@@ -212,8 +210,10 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     """
     (_, words), randomness = words_of(batch), context.randomness
     length = words.shape[1]
-    lengths = span_lengths(randomness.uniforms("span lengths", length), context.span_stop_probability, context.span_max_words)
-    number = torch.arange(length, device=lengths.device).expand_as(words)
+    # A truncated geometric distribution: for 0.2 and 10 words, the mean is 3.8 words.
+    weights = [(1 - context.span_stop_probability) ** number for number in range(context.span_max_words)]
+    lengths = span_lengths(randomness.uniforms("span lengths", length), weights)
+    number = torch.arange(length, device=lengths.device)
     turn = randomness.integers("span turn", 1)
     # Entries beyond the last word of a row are meaningless and not used.
     place = (number - turn) % (words > 0).sum(1, keepdim=True).clamp(min=1)
@@ -222,16 +222,10 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     return _take_in_order(rank.gather(1, span_of_word) * length + place, batch, context)
 
 
-def span_lengths(uniforms: Float[Tensor, "B L"], stop_probability: float, longest: int) -> Int[Tensor, "B L"]:
-    """Lengths in words, P(n) proportional to `(1 - stop_probability)^(n-1)` for n from 1 to `longest`.
-
-    For 0.2 and 10 the mean is 3.8.
-    """
-    going_on = 1 - stop_probability
-    # Inverts the distribution function 1 - going_on^n, truncated at the longest span.
-    total = 1 - going_on**longest
-    lengths = ((1 - uniforms.double() * total).log() / math.log(going_on)).floor().long() + 1
-    return lengths.clamp(1, longest)
+def span_lengths(uniforms: Float[Tensor, "..."], weights: list[float]) -> Int[Tensor, "..."]:
+    """Lengths from 1 on with these weights, by inverting their cumulative distribution function."""
+    cumulative = torch.tensor(weights, dtype=torch.float64, device=uniforms.device).cumsum(0)
+    return torch.searchsorted((cumulative / cumulative[-1])[:-1], uniforms.double().contiguous(), right=True) + 1
 
 
 def _take_in_order(keys: Int[Tensor, "B L"], batch: TokenBatch, context: MaskingContext) -> Chosen:
@@ -263,27 +257,6 @@ def _take_in_order(keys: Int[Tensor, "B L"], batch: TokenBatch, context: Masking
     return Chosen(torch.zeros_like(taken).scatter_(1, order, taken).gather(1, number) & batch.maskable)
 
 
-def average_samples(
-    first: Int[Tensor, "M"], places: Places, again: Callable[[Int[Tensor, "n"], int], Int[Tensor, "n"]]
-) -> Int[Tensor, "M"]:
-    """The ids for positions that were drawn several times: the mean of that many sampled ids, rounded down.
-
-    If the samples differ, that is the id of an unrelated token. The authors know and kept it
-    (google-research/electra, issue 41).
-
-    Args:
-        first: a sample of each position.
-        places: the positions.
-        again: returns sample number 1, 2, ... of the positions with these indices.
-    """
-    if places.draws is None:
-        return first
-    total = first
-    for ordinal, chosen in enumerate(places.drawn_again, 1):
-        total = total.index_add(0, chosen, again(chosen, ordinal))
-    return total // places.draws.clamp(min=1)
-
-
 def chosen_share(masking: str, mask_probability: float, row_length: int) -> float | None:
     """Expected fraction of the maskable tokens that are chosen, in a full row that holds one text.
 
@@ -299,11 +272,10 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
         None if there is no single number: `rarity` and `entropy` choose some tokens more often than others, and the maskings of
         other packages are unknown.
     """
-    available = row_length - 2
+    row, available = torch.ones(1, row_length, dtype=torch.bool), row_length - 2
     if masking in ("uniform", "whole-word", "span"):
-        return int(quota(torch.ones(1, available, dtype=torch.bool), mask_probability)) / available
+        return int(quota(row[:, 2:], mask_probability)) / available
     if masking == "with-replacement":
-        row = torch.ones(1, row_length, dtype=torch.bool)
         draws = int(draw_quota(row, torch.tensor([available]), mask_probability))
         return 1 - (1 - 1 / available) ** draws
     return None

@@ -10,14 +10,15 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from discern.corruption.masking import smallest
+from discern.corruption.masking import smallest, span_lengths
 from discern.corruption.randomness import Randomness
 from discern.types import TokenBatch
 
 _CONTEXT = -1
+_SPAN_WEIGHTS = [1 / words for words in range(1, 6)]
 
 
 def factorization_order(
@@ -69,14 +70,12 @@ def blocked_pairs(
     # A token that is not a target sees itself: its own rank counts as one later.
     own = torch.where(targets, rank, rank + 1)
     blocked = (own[:, :, None] <= rank[:, None, :]) & (rank[:, None, :] != _CONTEXT)
-    if reuse_length:
-        second = torch.arange(order.shape[1], device=order.device) >= reuse_length
-        blocked = torch.where(second[:, None] == second[None, :], blocked, second[None, :])
-    return blocked
+    second = torch.arange(order.shape[1], device=order.device) >= reuse_length
+    return torch.where(second[:, None] == second[None, :], blocked, second[None, :])
 
 
 def single_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[Tensor, "B L"]:
-    """Choose single tokens uniformly, `quotas` in each part: the ablation without spans."""
+    """Choose single tokens uniformly, the quota of each part: the ablation without spans."""
     order = randomness.integers("single targets", batch.maskable.shape[1])
     chosen = torch.zeros_like(batch.maskable)
     for _, part, quota in _parts(batch, batch.maskable, ratio):
@@ -85,7 +84,7 @@ def single_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Boo
 
 
 def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness, *, legacy: bool = False) -> Bool[Tensor, "B L"]:
-    """Choose spans of one to five whole words, with exactly `quotas` tokens in each part.
+    """Choose spans of one to five whole words, with exactly the quota of tokens of each part.
 
     The tokens of a part form a ring, which is traversed once, starting at a random word. In each stretch, a span of n words
     is chosen, with P(n) proportional to 1/n, at a random place; the stretch is `ratio` times as long as its span. The last span
@@ -106,17 +105,25 @@ def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness, *, legac
     """
     result = torch.zeros_like(batch.maskable)
     for name, part, quota in _parts(batch, batch.attention_mask if legacy else batch.maskable, ratio):
-        positions, begins, sizes = _window(batch, part, cut=not legacy)
-        width, place = begins.shape[1], torch.arange(begins.shape[1], device=begins.device)[None, :]
+        # The window: the eligible tokens of each row, in reading order, and where a word begins among them.
+        eligible = _in_reading_order(part, batch)
+        word_starts = torch.ones_like(part) if batch.word_starts is None else _in_reading_order(batch.word_starts, batch)
+        sizes = part.sum(1, keepdim=True)
+        positions = (~eligible).to(torch.uint8).argsort(dim=1, stable=True)
+        begins = (word_starts & eligible).gather(1, positions)
+        width, place = part.shape[1], torch.arange(part.shape[1], device=part.device)
         inside = place < sizes
         if not legacy:
+            # A token also begins a word behind one that is not eligible, and so does the first token if no word begins at all.
+            begins[:, 1:] |= (eligible & ~F.pad(eligible, (1, -1))).gather(1, positions)[:, 1:]
+            begins[:, :1] |= ~begins.any(1, keepdim=True)
             # Rotated so that the traversal starts at a random word: `at` is the index in the window of each place.
             drawn = (randomness.uniforms(f"turn of the {name} part", 1) * sizes).long()
             turn = _next_start(begins, sizes).gather(1, drawn.clamp(max=width - 1))
             at = torch.where(inside, (place + turn) % sizes.clamp(min=1), place)
             positions, begins = positions.gather(1, at), begins.gather(1, at)
         starts, number = _next_start(begins, sizes), begins.cumsum(1)
-        lengths = span_lengths(randomness.uniforms(f"span lengths of the {name} part", width))
+        lengths = span_lengths(randomness.uniforms(f"span lengths of the {name} part", width), _SPAN_WEIGHTS)
         shifts = randomness.uniforms(f"span places of the {name} part", width)
         # If spans were always cut at their end, the beginnings of words would be favored.
         from_left = randomness.uniforms(f"side of the {name} part", 1) < 0.5
@@ -161,63 +168,25 @@ def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness, *, legac
 legacy_span_targets = partial(span_targets, legacy=True)
 
 
-def quotas(
-    first: Int[Tensor, "B"], second: Int[Tensor, "B"], real: Int[Tensor, "B"], ratio: int
-) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
-    """Number of tokens to predict in the first and in the second part, which have so many eligible tokens.
+def _parts(
+    batch: TokenBatch, eligible: Bool[Tensor, "B L"], ratio: int
+) -> list[tuple[str, Bool[Tensor, "B L"], Int[Tensor, "B"]]]:
+    """The parts of the rows by name: their eligible tokens, and the number to predict. One is empty without a `reuse_length`.
 
     The total is the number of real tokens of the row divided by `ratio`, rounded down, but at least one. Half of it, rounded
     down, is in the second part. If a part has too few eligible tokens, the other one makes up for it. For a full row of 512
     tokens and ratio 6, the quotas are 43 and 42.
     """
-    wanted = torch.minimum((real // ratio).clamp(min=1), first + second)
-    in_second = torch.minimum(torch.maximum(wanted // 2, wanted - first), second)
-    return wanted - in_second, in_second
-
-
-def _parts(
-    batch: TokenBatch, eligible: Bool[Tensor, "B L"], ratio: int
-) -> list[tuple[str, Bool[Tensor, "B L"], Int[Tensor, "B"]]]:
-    """The parts of the rows by name: their eligible tokens and their quotas. The second is empty without a `reuse_length`."""
     is_first = torch.arange(eligible.shape[1], device=eligible.device) < (batch.reuse_length or eligible.shape[1])
     first, second = eligible & is_first, eligible & ~is_first
-    in_first, in_second = quotas(first.sum(1), second.sum(1), batch.attention_mask.sum(1), ratio)
-    return [("first", first, in_first), ("second", second, in_second)]
-
-
-def _window(
-    batch: TokenBatch, eligible: Bool[Tensor, "B L"], *, cut: bool
-) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Int[Tensor, "B 1"]]:
-    """The eligible tokens of each row, first and in reading order: their positions, where a word begins, and their number.
-
-    Rows with reversed text are read from right to left.
-
-    Args:
-        cut: whether a token also begins a word if the token before it is not eligible, and the first token does if no word begins
-            in the window.
-    """
-    eligible = _in_reading_order(eligible, batch)
-    starts = torch.ones_like(eligible) if batch.word_starts is None else _in_reading_order(batch.word_starts, batch)
-    sizes = eligible.sum(1, keepdim=True)
-    positions = (~eligible).to(torch.uint8).argsort(dim=1, stable=True)
-    begins = (starts & eligible).gather(1, positions)
-    if cut:
-        after_gap = (eligible & ~F.pad(eligible, (1, -1))).gather(1, positions)
-        begins[:, 1:] |= after_gap[:, 1:]
-        begins[:, :1] |= ~begins.any(1, keepdim=True)
-    return positions, begins, sizes
+    total = torch.minimum((batch.attention_mask.sum(1) // ratio).clamp(min=1), eligible.sum(1))
+    in_second = torch.minimum(torch.maximum(total // 2, total - first.sum(1)), second.sum(1))
+    return [("first", first, total - in_second), ("second", second, in_second)]
 
 
 def _in_reading_order(values: Bool[Tensor, "B L"], batch: TokenBatch) -> Bool[Tensor, "B L"]:
     """The rows of reversed text turned round, which is its own inverse."""
     return values if batch.is_reversed is None else torch.where(batch.is_reversed[:, None], values.flip(1), values)
-
-
-def span_lengths(uniforms: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Lengths from 1 to 5 with weights 1/n (mean 2.19), by inverting the cumulative distribution function."""
-    weights = 1 / torch.arange(1, 6, dtype=torch.float64, device=uniforms.device)
-    distribution = (weights.cumsum(0) / weights.sum())[:-1]
-    return torch.searchsorted(distribution, uniforms.double().contiguous(), right=True) + 1
 
 
 def _next_start(begins: Bool[Tensor, "B W"], sizes: Int[Tensor, "B 1"]) -> Int[Tensor, "B W+1"]:

@@ -335,8 +335,8 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         meter = CorpusProgress(progress, "counting words", Corpus(inputs, corpus, exclude=target))
         rules = Rules(options.filters)
         for document in meter.read(ProblemLog()):
-            for sentences in filter(None, rules.apply([document])[0]):
-                for sentence in sentences:
+            for sentences in rules.apply([document])[0]:
+                for sentence in sentences or ():
                     counts.update(word_forms(tokenizer, sentence))
             meter.show()
         meter.finish()

@@ -67,7 +67,7 @@ class FileOverlap(Section):
     too_short: int
     overlapping: int
     share: float | None
-    found: tuple[FoundExample, ...] = ()
+    found: tuple[FoundExample, ...]
 
     def __str__(self) -> str:
         share = "" if self.share is None else f" ({self.share:.2%})"
@@ -108,9 +108,7 @@ _CHARACTERS = _WordCharacters()
 
 def words_of(text: str) -> list[str]:
     """The lower-cased words of a text: runs of letters, marks and digits; each Chinese character or kana is a word."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    return text.lower().translate(_CHARACTERS).split()
+    return unicodedata.normalize("NFC", text).lower().translate(_CHARACTERS).split()
 
 
 def splitmix64(values: UInt[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
@@ -216,7 +214,7 @@ class ContaminationSearch:
         # A table of the first 22 bits of the hashes decides most positions without a search.
         self._is_prefix = np.zeros(1 << 22, dtype=bool)
         self._is_prefix[self._hashes >> 42] = True
-        self._matches: dict[int, tuple[Any, ...]] = {}
+        self._matches: dict[Any, tuple[Any, ...]] = {}
 
     def find(self, documents: Sequence[Document | None]) -> dict[int, tuple[int, str]]:
         """The numbers of the n-grams in some documents, in the order of the text; called in the worker processes.
@@ -235,7 +233,7 @@ class ContaminationSearch:
                 ids.extend([id_of(word, _OTHER_WORD) for word in words_of(sentence)])
             ids.append(_OTHER_WORD)  # no n-gram reaches across the end of a document
             ends.append(len(ids))
-            beginnings.append(" ".join(sentences[:80])[:80])
+            beginnings.append(" ".join(sentences)[:80])
         matches: list[tuple[int, int]] = []
         for hashes in ngram_hashes(splitmix64(np.array(ids, dtype=np.uint64)), _SIZES):
             (positions,) = np.nonzero(self._is_prefix[hashes >> 42])
@@ -263,7 +261,7 @@ class ContaminationSearch:
         # The first n-gram of each example, in the order of the documents, then of the evaluation files
         documents = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
         (hits,) = np.nonzero(np.isin(self._ngrams, list(self._matches)))
-        first_hits: dict[int, int] = {}
+        first_hits: dict[Any, Any] = {}
         for hit in sorted(hits, key=lambda hit: documents[self._matches[self._ngrams[hit]]]):
             first_hits.setdefault(self._examples[hit], hit)
 
@@ -274,10 +272,16 @@ class ContaminationSearch:
             num_examples, num_checked = self._files.count(file), checked[file]
             found = []
             for hit in file_hits[:5]:
-                words = " ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]])
                 source, number, beginning = self._matches[self._ngrams[hit]]
-                line = self._lines[self._examples[hit]]
-                found.append(FoundExample(line=line, words=words, input=source, document=number, begins=beginning))
+                found.append(
+                    FoundExample(
+                        line=self._lines[self._examples[hit]],
+                        words=" ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]]),
+                        input=source,
+                        document=number,
+                        begins=beginning,
+                    )
+                )
             overlaps.append(
                 FileOverlap(
                     file=str(path),

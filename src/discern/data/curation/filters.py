@@ -104,13 +104,13 @@ def language(argument: str | None) -> Rule:
     Raises:
         ConfigError: the argument is of another form, a language is unknown, or the extra `language` is not installed.
     """
-    match = re.fullmatch(r"([\w-]+(?:\+[\w-]+)*)(?::(\d*\.?\d+))?", argument or "")
-    least = float(match[2] or 0.5) if match else 0
-    if match is None or not 0 < least <= 1:
+    match = re.fullmatch(r"([\w-]+(?:\+[\w-]+)*)(?::(0?\.\d*[1-9]\d*|1|1\.0+))?", argument or "")
+    if match is None:
         raise ConfigError(
             f"the filter language needs language codes and a confidence of at most 1, but '{argument or ''}' is given",
             hint="--filter language:de, or --filter language:de+en:0.8 for two languages and a confidence of at least 0.8",
         )
+    least = float(match[2] or 0.5)
     identifier = _language_identifier()
     codes = []
     for given in match[1].split("+"):
@@ -122,7 +122,7 @@ def language(argument: str | None) -> Rule:
                 hint=f"it knows {len(identifier.labels)} languages: {' '.join(sorted(identifier.labels))}",
             )
         codes.append(code)
-    names = " or ".join(_LANGUAGE_NAMES.get(code, code) for code in dict.fromkeys(codes))
+    names = " or ".join(_LANGUAGE_NAMES.get(code, code) for code in codes)
 
     def rule(document: Document) -> Document | str:
         ranked = identifier.rank(_beginning(document))
@@ -246,16 +246,20 @@ def c4(document: Document) -> Document | str:
     return kept
 
 
-def _fixed(name: str, rule: Rule, argument: str | None) -> Rule:
+def _fixed(rule: Rule, argument: str | None) -> Rule:
     """A rule without settings."""
     if argument is not None:
-        raise ConfigError(f"the filter {name} takes no argument, but '{argument}' is given", hint=f"--filter {name}")
+        raise ConfigError(f"the filter takes no argument, but '{argument}' is given", hint=f"leave out ':{argument}'")
     return rule
 
 
-BUILT_IN: dict[str, Any] = {"words": words, "language": language}
-for _name, _rule in (("gopher-quality", gopher_quality), ("gopher-repetition", gopher_repetition), ("c4", c4)):
-    BUILT_IN[_name] = partial(_fixed, _name, _rule)
+BUILT_IN: dict[str, Any] = {
+    "words": words,
+    "language": language,
+    "gopher-quality": partial(_fixed, gopher_quality),
+    "gopher-repetition": partial(_fixed, gopher_repetition),
+    "c4": partial(_fixed, c4),
+}
 filters: Registry[Any] = Registry("filter", "discern.filters")
 for _name in BUILT_IN:
     filters.register(_name, f"{__name__}:BUILT_IN")

@@ -60,12 +60,12 @@ def sign(documents: Sequence[Document]) -> Signatures:
 
     A document of fewer than five words is one 5-gram; one without words has the signature 0 and is similar to none.
     """
-    words, bounds, has_words = array("Q"), array("q"), []
+    words, bounds, is_empty = array("Q"), array("q"), []
     for document in documents:
         begin = len(words)
         for sentence in document:
             words.extend(map(_word_hash, words_of(sentence)))
-        has_words.append(len(words) > begin)
+        is_empty.append(len(words) == begin)
         words.extend([0] * (begin + NGRAM_WORDS - len(words)))
         bounds.extend((begin, len(words) - NGRAM_WORDS + 1))
     (hashes,) = ngram_hashes(np.array(words, dtype=np.uint64), range(NGRAM_WORDS, NGRAM_WORDS + 1))
@@ -74,7 +74,7 @@ def sign(documents: Sequence[Document]) -> Signatures:
     for index in range(HASHES):
         # The minima alternate between the 5-grams inside a document and those that reach across its end.
         signatures[:, index] = np.minimum.reduceat(grams * _FACTORS[index] + _OFFSETS[index], bounds[:-1])[::2]
-    signatures[np.logical_not(has_words)] = 0
+    signatures[is_empty] = 0
     return signatures
 
 
@@ -133,6 +133,6 @@ def clusters(links_of_bands: Iterable[Int[np.ndarray, "_ 2"]], num_documents: in
             while (root[root] != root).any():
                 root = root[root]
             links = links[root[links[:, 0]] != root[links[:, 1]]]
-    (removed,) = np.nonzero(root != np.arange(len(root)))
+    (removed,) = np.nonzero(root != np.arange(num_documents))
     _, others = np.unique(root[removed], return_counts=True)
     return removed, Counter((others + 1).tolist())

@@ -106,8 +106,8 @@ def train_on(
             raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
         kept, left_out = rules.apply([document])
         filtered += left_out
-        for sentences in filter(None, kept):
-            sample.add(sentences)
+        for sentences in kept:
+            sample.add(sentences or ())
         meter.show()
     meter.finish()
     texts = sample.sentences()
