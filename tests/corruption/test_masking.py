@@ -7,25 +7,22 @@ from dataclasses import replace
 import pytest
 import torch
 from scipy import stats
-from torch import Tensor
 
 from discern.corruption import maskings
 from discern.corruption.masking import (
     Chosen,
     MaskingContext,
-    average_samples,
     chosen_share,
     draw_quota,
     hide,
     quota,
     span,
     span_lengths,
-    take_in_order,
     words_of,
 )
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
-from discern.types import Places, TokenBatch
+from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch
 
 NAMES = maskings.names()
@@ -118,13 +115,6 @@ def test_quota_is_computed_as_a_person_would() -> None:
     assert of(190, 0.15) == 28  # 28.5; in float32 it is 28.500002, hence 29
 
 
-def test_pairs_of_positions_are_even() -> None:
-    # Drawn without replacement, every pair is equally likely; a biased ranking would show here first.
-    chosen = torch.cat([choose("uniform", rows(*[6] * 256), step, 1 / 3).positions for step in range(60)])[:, 1:-1].double()
-    pairs = (chosen.T @ chosen)[torch.triu_indices(6, 6, 1).unbind()]
-    assert stats.chisquare(pairs.numpy()).pvalue > 1e-4
-
-
 @pytest.mark.parametrize("masking", ["uniform", "whole-word", "span", "with-replacement"])
 @pytest.mark.parametrize(("length", "probability"), [(32, 0.15), (64, 0.25), (128, 0.15)])
 def test_the_share_of_chosen_tokens_is_the_expected_one(masking: str, length: int, probability: float) -> None:
@@ -196,62 +186,50 @@ def test_draws_are_independent() -> None:
     assert stats.chisquare(observed.numpy(), expected.numpy()).pvalue > 1e-4
 
 
-def test_samples_are_averaged_by_hand() -> None:
-    first, draws = torch.tensor([10, 20, 30, 7]), torch.tensor([[1, 2, 0], [3, 2, 0]])
-    later = {1: torch.tensor([0, 25, 31, 7]), 2: torch.tensor([0, 0, 34, 0])}
-    # 10; (20 + 25) / 2 = 22.5; (30 + 31 + 34) / 3 = 31.67; two equal samples stay.
-    averaged = average_samples(first, Places.of(draws > 0, draws), lambda chosen, ordinal: later[ordinal][chosen])
-    assert averaged.tolist() == [10, 22, 31, 7]
-
-
 def test_words_by_hand() -> None:
     # [CLS] a b ##b [SEP] ##c d [SEP] and a short row: what stands behind a special token begins a word.
     tokens = make_batch([[SPECIAL.cls, 9, 10, 11, SPECIAL.sep, 12, 13, SPECIAL.sep], [SPECIAL.cls, 9, SPECIAL.sep]])
     starts = torch.tensor([[False, True, True, False, False, False, True, False], [False] * 8])
-    found = words_of(replace(tokens, word_starts=starts))
-    assert found.lengths.tolist() == [[1, 2, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
-    assert found.number[found.maskable].tolist() == [0, 1, 1, 2, 3, 0]
+    number, lengths = words_of(replace(tokens, word_starts=starts))
+    assert lengths.tolist() == [[1, 2, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0]]
+    assert number[tokens.maskable].tolist() == [0, 1, 1, 2, 3, 0]
     # Read from the right, the words are a ##a, b and d ##c.
-    found = words_of(replace(tokens, word_starts=starts, is_reversed=torch.tensor([True, False])))
-    assert found.number[0][found.maskable[0]].tolist() == [0, 1, 2, 3, 3]
-    assert words_of(replace(tokens, word_starts=None)).lengths[0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
+    number, _ = words_of(replace(tokens, word_starts=starts, is_reversed=torch.tensor([True, False])))
+    assert number[0][tokens.maskable[0]].tolist() == [0, 1, 2, 3, 3]
+    assert words_of(replace(tokens, word_starts=None))[1][0].tolist() == [1, 1, 1, 1, 1, 0, 0, 0]
 
 
 def test_words_are_taken_as_by_the_plain_loop() -> None:
     """Word after word, each unless it exceeds the number: what BERT's script does, here without the loop."""
-    rng = torch.Generator().manual_seed(0)
-    tokens = replace(rows(*range(1, 61)), word_starts=torch.rand(60, 62, generator=rng) < 0.4)
-    found = words_of(tokens)
-    keys = torch.randint(0, 10**9, found.number.shape, generator=rng)
-    count = quota(tokens.maskable, 0.15)
-    chosen = take_in_order(found, keys, count)
-    for row in range(60):
-        lengths, left, expected = found.lengths[row][found.lengths[row] > 0].tolist(), int(count[row]), set()
+    starts = torch.rand(60, 62, generator=torch.Generator().manual_seed(0)) < 0.4
+    tokens = replace(rows(*range(1, 61)), word_starts=starts)
+    chosen = choose("whole-word", tokens).positions
+    keys = Randomness(3, 0, tokens.slot).integers("masked words", 62)
+    for row, (number, found) in enumerate(zip(*words_of(tokens), strict=True)):
+        lengths, left, expected = found[found > 0].tolist(), int(quota(tokens.maskable, 0.15)[row]), set()
         order = keys[row, : len(lengths)].argsort().tolist()
-        for number in order:
-            if lengths[number] <= left:
-                expected.add(number)
-                left -= lengths[number]
+        for word in order:
+            if lengths[word] <= left:
+                expected.add(word)
+                left -= lengths[word]
         expected = expected or {min(order, key=lengths.__getitem__)}
-        assert set(found.number[row][chosen[row]].tolist()) == expected
-        assert int(chosen[row].sum()) == sum(lengths[number] for number in expected)  # whole words
+        assert set(number[chosen[row]].tolist()) == expected
+        assert int(chosen[row].sum()) == sum(lengths[word] for word in expected)  # whole words
 
 
-@pytest.mark.parametrize(("stop", "longest"), [(0.2, 10), (0.5, 3), (0.9, 1)])
-def test_lengths_of_spans_are_geometric_up_to_the_longest(stop: float, longest: int) -> None:
-    count = 20_000
-    uniforms = ((torch.arange(count) + 0.5) / count)[None]
-    observed = torch.bincount(span_lengths(uniforms, stop, longest)[0], minlength=longest + 1)
-    weights = torch.tensor([0.0] + [(1 - stop) ** (n - 1) for n in range(1, longest + 1)], dtype=torch.float64)
-    # The uniform numbers are a grid, so that each length is met to within one.
-    assert (observed - count * weights / weights.sum()).abs().max() <= 1.5
+def test_lengths_of_spans_by_hand() -> None:
+    # Weights 1, 1/2, 1/3, 1/4, 1/5 of their sum 2.2833.
+    weights = [1 / words for words in range(1, 6)]
+    bounds = torch.tensor([1, 3 / 2, 11 / 6, 25 / 12]).double() / (137 / 60)
+    assert span_lengths(torch.tensor([0.0, *(bounds - 1e-4), 1 - 2**-24]), weights).tolist() == [1, 1, 2, 3, 4, 5]
+    assert span_lengths((bounds + 1e-4).float(), weights).tolist() == [2, 3, 4, 5]
 
 
 def test_spans_are_of_whole_words() -> None:
     tokens = replace(rows(*[80] * 100), word_starts=torch.rand(100, 82, generator=torch.Generator().manual_seed(0)) < 0.7)
-    found, chosen = words_of(tokens), choose("span", tokens, mask_probability=0.25).positions
-    taken = torch.zeros_like(found.lengths).scatter_add_(1, found.number, chosen.long())
-    assert ((taken == 0) | (taken == found.lengths)).all()
+    (number, lengths), chosen = words_of(tokens), choose("span", tokens, mask_probability=0.25).positions
+    taken = torch.zeros_like(lengths).scatter_add_(1, number, chosen.long())
+    assert ((taken == 0) | (taken == lengths)).all()
     words, runs = int((taken > 0).sum()), int((chosen[:, 1:] & ~chosen[:, :-1]).sum())
     assert words / runs > 2.5  # words stand together: 14 of 56 drawn singly make runs of 1.3
 
@@ -269,9 +247,9 @@ def test_a_span_goes_on_behind_a_special_token() -> None:
 def test_chosen_tokens_become_mask_random_or_stay(shares: tuple[float, float], times: int | None) -> None:
     """With several draws, a position is masked if any of them says so."""
     tokens = rows(*[60] * 500)
-    chosen: Tensor = tokens.maskable
-    draws = None if times is None else chosen.long() * times
-    hidden = hide(tokens.input_ids, chosen, shares, (SPECIAL.mask, 10**6), Randomness(0, 0, tokens.slot), draws)
+    chosen = tokens.maskable
+    drawn = Chosen(chosen, None if times is None else chosen.long() * times)
+    hidden = hide(tokens.input_ids, drawn, shares, (SPECIAL.mask, 10**6), Randomness(0, 0, tokens.slot))
     assert torch.equal(hidden[~chosen], tokens.input_ids[~chosen])
     found = hidden[chosen]
     masked, unchanged = (float((found == token).double().mean()) for token in (SPECIAL.mask, 9))

@@ -7,13 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from discern.corruption.masking import span_lengths
 from discern.corruption.permutation import (
     blocked_pairs,
     factorization_order,
     legacy_span_targets,
-    quotas,
     single_targets,
-    span_lengths,
     span_targets,
 )
 from discern.corruption.randomness import Randomness
@@ -97,37 +96,22 @@ def rows(count: int, length: int, *, seed: int = 0, one_piece: float = 0.7, back
     return replace(batch, word_starts=starts, reuse_length=length // 2, is_reversed=is_reversed)
 
 
-def test_quotas_by_hand() -> None:
-    def of(first: int, second: int, real: int) -> list[int]:
-        return [int(part) for part in quotas(*(torch.tensor([number]) for number in (first, second, real)), 6)]
-
-    assert of(256, 253, 512) == [43, 42]
-    assert of(64, 61, 128) == [11, 10]
-    assert of(3, 0, 5) == [1, 0]
-    assert of(0, 3, 5) == [0, 1]
-    assert of(2, 60, 120) == [2, 18]
-    assert of(0, 0, 2) == [0, 0]
-
-
-def test_span_lengths_by_hand() -> None:
-    # Weights 1, 1/2, 1/3, 1/4, 1/5 of their sum 2.2833.
-    bounds = torch.tensor([1, 3 / 2, 11 / 6, 25 / 12]).double() / (137 / 60)
-    assert span_lengths(torch.tensor([0.0, *(bounds - 1e-4), 1 - 2**-24])).tolist() == [1, 1, 2, 3, 4, 5]
-    assert span_lengths((bounds + 1e-4).float()).tolist() == [2, 3, 4, 5]
-    numbers = span_lengths((torch.arange(100_000) + 0.5) / 100_000)
-    assert numbers.double().mean().item() == pytest.approx(5 / (137 / 60), abs=1e-3)
+@pytest.mark.parametrize("choose", [span_targets, single_targets])
+@pytest.mark.parametrize(("length", "first", "second"), [(10, 1, 0), (12, 1, 1), (32, 3, 2), (128, 11, 10), (512, 43, 42)])
+def test_the_quota_is_exact_in_each_part(choose: Choose, length: int, first: int, second: int) -> None:
+    batch = rows(50, length)
+    chosen = choose(batch, 6, randomness(50))
+    part = length // 2
+    assert chosen[:, :part].sum(1).unique().tolist() == [first]
+    assert chosen[:, part:].sum(1).unique().tolist() == [second]
+    assert not (chosen & batch.special_tokens_mask).any()
 
 
 @pytest.mark.parametrize("choose", [span_targets, single_targets])
-@pytest.mark.parametrize("length", [10, 12, 32, 128])
-def test_the_quota_is_exact_in_each_part(choose: Choose, length: int) -> None:
-    batch = rows(200, length)
-    chosen = choose(batch, 6, randomness(200))
-    part = length // 2
-    expected = [int(found) for found in quotas(*(torch.tensor([number]) for number in (part, part - 3, length)), 6)]
-    assert chosen[:, :part].sum(1).unique().tolist() == [expected[0]]
-    assert chosen[:, part:].sum(1).unique().tolist() == [expected[1]]
-    assert not (chosen & batch.special_tokens_mask).any()
+def test_a_part_makes_up_for_the_other(choose: Choose) -> None:
+    full, short = [9] * 6, [9, *[SPECIAL.sep] * 5]
+    chosen = choose(replace(make_batch([full + short, short + full]), reuse_length=6), 3, randomness(2))
+    assert (chosen[:, :6].sum(1).tolist(), chosen[:, 6:].sum(1).tolist()) == ([3, 1], [1, 3])
 
 
 @pytest.mark.parametrize("choose", [span_targets, single_targets])
@@ -192,7 +176,8 @@ def test_a_legacy_walk_by_hand() -> None:
     batch = rows(40, 64, one_piece=0.6)
     chosen = legacy_span_targets(batch, 6, randomness(40))[:, :32]
     assert batch.word_starts is not None
-    lengths = span_lengths(randomness(40).uniforms("span lengths of the first part", 64)).tolist()
+    uniforms = randomness(40).uniforms("span lengths of the first part", 64)
+    lengths = span_lengths(uniforms, [1 / words for words in range(1, 6)]).tolist()
     shifts = randomness(40).uniforms("span places of the first part", 64).tolist()
     for row in range(40):
         starts = batch.word_starts[row, :32].tolist()

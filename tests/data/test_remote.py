@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import pytest
 
 from discern.data import remote
-from discern.data.remote import is_remote, joined, open_remote, read_whole, remote_address, remote_file, remote_files, shown
+from discern.data.remote import ResumingStream, is_remote, joined, read_whole, remote_address, remote_file, remote_files, shown
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions
 from discern.errors import ConfigError, DataError, DiscernError
@@ -135,7 +135,7 @@ def test_an_object_store(store: Any) -> None:
     everything = ["a.txt", "b.txt", "more/c.txt"]
     for pattern, expected in (("", everything), ("*.txt", everything[:2]), ("*/?.txt", everything[2:]), (".hidden", [".hidden"])):
         assert [file.address.partition("/bucket/")[2] for file in remote_files(f"gs://bucket/{pattern}")] == expected
-    stream = open_remote("gs://bucket/a.txt")
+    stream = ResumingStream("gs://bucket/a.txt")
     assert stream.read(2) + stream.read() == b"a.txt"
     stream.close()
 

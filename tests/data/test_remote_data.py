@@ -20,7 +20,7 @@ from discern.data.dataset.remote import RemoteFolder, cache_size
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
 from discern.data.prepare import PrepareReport, prepare
-from discern.data.remote import open_remote, read_whole, remote_file, remote_files, remove_remote, write_remote
+from discern.data.remote import ResumingStream, read_whole, remote_file, remote_files, remove_remote, write_remote
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.progress import Silent
@@ -170,7 +170,7 @@ def test_an_object_that_changes(bucket: Path, tmp_path: Path) -> None:
     write_remote(address, file)
     before = remote_file(address)
     assert list(remote_files("s3://bucket/*")) == [before]
-    stream = open_remote(address)
+    stream = ResumingStream(address)
     stream.read(1)
     file.write_bytes(bytes(29_999_999) + b"1")
     write_remote(address, file)

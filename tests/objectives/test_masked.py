@@ -65,7 +65,8 @@ def test_samples_of_duplicates_are_averaged_and_don_t_depend_on_the_batch() -> N
     assert corrupted.target_draws is not None
     assert torch.equal(whole, torch.cat([sampled(0, 2), sampled(2, 6)]))
     positions, draws = corrupted.masked_positions, corrupted.target_draws
-    drawn = [(numbers.uniforms(name, positions.shape[1])[positions] * 1000).long() for name in ("replacements", "replacements 1")]
-    assert torch.equal(whole[draws == 1], drawn[0][draws == 1])
-    assert torch.equal(whole[draws == 2], ((drawn[0] + drawn[1]) // 2)[draws == 2])
-    assert (draws == 2).any()
+    names = ("replacements", "replacements 1", "replacements 2")
+    drawn = torch.stack([(numbers.uniforms(name, positions.shape[1])[positions] * 1000).long() for name in names])
+    for times in (1, 2, 3):
+        assert torch.equal(whole[draws == times], (drawn[:times].sum(0) // times)[draws == times])
+        assert (draws == times).any()

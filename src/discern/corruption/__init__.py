@@ -19,12 +19,3 @@ maskings.register("whole-word", "discern.corruption.masking:whole_word")
 maskings.register("span", "discern.corruption.masking:span")
 maskings.register("rarity", "discern.corruption.masking:rarity")
 maskings.register("entropy", "discern.corruption.masking:entropy")
-
-MASKINGS_OF_WORDS = frozenset({"whole-word"})
-"""Maskings that equal `uniform` if every token is a word."""
-
-MASKINGS_BY_TOKEN = frozenset({"rarity", "entropy"})
-"""Maskings that choose some tokens more often than others."""
-
-MASKINGS_OF_INTEGERS = frozenset({"uniform", "whole-word"})
-"""Maskings that compute with integers, or with numbers that are exact, and so choose the same positions on every device."""

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
-from discern.types import Places, TokenBatch
+from discern.types import TokenBatch
 
 Sample = Callable[..., Int[Tensor, "N"]]
 """Samples one id per row of logits, (N, V), given a uniform number in [0, 1) for each."""
-_EXACT = frozenset({"uniform", "whole-word", "span"})
-"""Maskings that choose exactly `quota` positions and favor no token."""
-_LEAST_ENTROPY = 1e-3
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ def uniform(batch: TokenBatch, context: MaskingContext) -> Chosen:
     Reference: Clark et al. 2020, section 2.
     """
     keys = context.randomness.integers("masked positions", batch.maskable.shape[1])
-    return _smallest_maskable(keys, batch, context)
+    return Chosen(smallest(keys, batch.maskable, quota(batch.maskable, context.mask_probability)))
 
 
 def rarity(batch: TokenBatch, context: MaskingContext) -> Chosen:
@@ -116,7 +114,7 @@ def entropy(batch: TokenBatch, context: MaskingContext) -> Chosen:
     times = torch.ones_like(batch.input_ids, dtype=torch.float64)
     if context.token_entropies is not None:
         entropies = context.token_entropies.to(batch.input_ids.device)[batch.input_ids]
-        times = entropies.double().clamp(min=_LEAST_ENTROPY) ** -context.entropy_exponent
+        times = entropies.double().clamp(min=1e-3) ** -context.entropy_exponent
     return _first_to_ring(times, batch, context)
 
 
@@ -124,10 +122,6 @@ def _first_to_ring(times: Float[Tensor, "B L"], batch: TokenBatch, context: Mask
     """Draw positions without replacement, exactly `quota` per sequence, with weights that are the reciprocals of `times`."""
     # Of several exponential clocks, one with rate w is the first to ring with probability w / (sum of all rates).
     keys = context.randomness.exponentials("masked positions", times.shape[1]) * times
-    return _smallest_maskable(keys, batch, context)
-
-
-def _smallest_maskable(keys: Shaped[Tensor, "B L"], batch: TokenBatch, context: MaskingContext) -> Chosen:
     return Chosen(smallest(keys, batch.maskable, quota(batch.maskable, context.mask_probability)))
 
 
@@ -148,11 +142,10 @@ def with_replacement(batch: TokenBatch, context: MaskingContext) -> Chosen:
     maskable = batch.maskable
     available = maskable.sum(1)
     count = draw_quota(batch.attention_mask, available, context.mask_probability)
-    most = _most_draws(maskable.shape[1], context.mask_probability)
-    numbers = context.randomness.integers("masked positions", most) % available.clamp(min=1)[:, None]
+    numbers = context.randomness.integers("masked positions", maskable.shape[1]) % available.clamp(min=1)[:, None]
     places = (~maskable).to(torch.uint8).argsort(dim=1, stable=True)  # the maskable positions first, in order
     positions = places.gather(1, numbers)
-    counted = torch.arange(most, device=count.device) < count[:, None]
+    counted = torch.arange(maskable.shape[1], device=count.device) < count[:, None]
     draws = torch.zeros_like(maskable, dtype=torch.int64).scatter_add_(1, positions, counted.long())
     return Chosen(draws > 0, draws)
 
@@ -164,49 +157,32 @@ def draw_quota(attention_mask: Bool[Tensor, "B L"], available: Int[Tensor, "B"],
     code divides by zero). Halves round to even, in float32, as there.
     """
     wanted = torch.round(attention_mask.sum(1).float() * mask_probability).long()
-    wanted = wanted.clamp(1, _most_draws(attention_mask.shape[1], mask_probability))
-    return wanted * (available > 0)
+    most = int((mask_probability + 0.005) * attention_mask.shape[1])
+    return wanted.clamp(max=most).clamp(min=1) * (available > 0)
 
 
-@dataclass(frozen=True)
-class Words:
-    """The words of a batch, numbered from 0 in each row.
+def words_of(batch: TokenBatch) -> tuple[Int[Tensor, "B L"], Int[Tensor, "B L"]]:
+    """The words of each row, numbered from 0: the number of each maskable token's word, and the lengths of the words.
 
     A word is a run of maskable tokens. It ends at the latest at a special token or at the end of the row. If packing has cut
-    a word, the remaining part counts as a word.
+    a word, the remaining part counts as a word. If the batch does not record where words begin, every token is a word.
 
-    Attributes:
-        maskable: (B, L) tokens that belong to a word.
-        number: (B, L) number of the word of each such token; 0 elsewhere.
-        lengths: (B, L) number of tokens of each word, by the word's number; 0 beyond the last word.
+    Returns:
+        (B, L) number of the word of each maskable token, 0 elsewhere; (B, L) number of tokens of each word, by the word's
+        number, 0 beyond the last word.
     """
-
-    maskable: Bool[Tensor, "B L"]
-    number: Int[Tensor, "B L"]
-    lengths: Int[Tensor, "B L"]
-
-
-def words_of(batch: TokenBatch) -> Words:
-    """The words of the batch. If the batch does not record where words begin, every token is a word."""
     maskable = batch.maskable
-    begins = maskable
-    if batch.word_starts is not None:
-        follows = torch.zeros_like(maskable)
-        follows[:, 1:] = maskable[:, :-1]
-        starts = batch.word_starts
-        if batch.is_reversed is not None:
-            # In reversed text, a word begins with the last of its tokens in the row, and the next token begins another word.
-            ended = torch.zeros_like(starts)
-            ended[:, 1:] = starts[:, :-1]
-            starts = torch.where(batch.is_reversed[:, None], ended, starts)
-        begins = maskable & (starts | ~follows)
+    starts = torch.ones_like(maskable) if batch.word_starts is None else batch.word_starts
+    if batch.is_reversed is not None:
+        # In reversed text, a word begins with the last of its tokens in the row, and the next token begins another word.
+        starts = torch.where(batch.is_reversed[:, None], F.pad(starts, (1, -1)), starts)
+    begins = maskable & (starts | ~F.pad(maskable, (1, -1)))
     number = (begins.cumsum(1) - 1).clamp(min=0) * maskable
-    lengths = torch.zeros_like(number).scatter_add_(1, number, maskable.long())
-    return Words(maskable, number, lengths)
+    return number, torch.zeros_like(number).scatter_add_(1, number, maskable.long())
 
 
 def whole_word(batch: TokenBatch, context: MaskingContext) -> Chosen:
-    """Choose whole words in uniformly random order, until the `quota` of tokens of the row is filled; see `take_in_order`.
+    """Choose whole words in uniformly random order, until the `quota` of tokens of the row is filled; see `_take_in_order`.
 
     Raises:
         ConfigError: the batch does not record where words begin.
@@ -218,13 +194,11 @@ def whole_word(batch: TokenBatch, context: MaskingContext) -> Chosen:
             "masking 'whole-word' needs to know where words begin, which these rows do not record",
             hint="train on a data set of `discern prepare`, which stores it, or set objective.masking=uniform",
         )
-    words = words_of(batch)
-    keys = context.randomness.integers("masked words", words.number.shape[1])
-    return Chosen(take_in_order(words, keys, quota(words.maskable, context.mask_probability)))
+    return _take_in_order(context.randomness.integers("masked words", batch.maskable.shape[1]), batch, context)
 
 
 def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
-    """Choose spans of whole words, until the `quota` of tokens of the row is filled; see `take_in_order`.
+    """Choose spans of whole words, until the `quota` of tokens of the row is filled; see `_take_in_order`.
 
     If words are unknown, the spans consist of tokens. The words of a row form a ring, which is cut into spans of random length,
     starting at a random place. The spans are taken in random order. All places are therefore equally likely, which they would
@@ -234,49 +208,45 @@ def span(batch: TokenBatch, context: MaskingContext) -> Chosen:
     Differs: SpanBERT draws the beginning of each span independently, which favors words away from the beginning of the row.
     Reference: Joshi et al. 2020, section 3.1.
     """
-    words, randomness = words_of(batch), context.randomness
-    shape = words.number.shape
-    lengths = span_lengths(randomness.uniforms("span lengths", shape[1]), context.span_stop_probability, context.span_max_words)
-    number = torch.arange(shape[1], device=lengths.device).expand(shape)
+    (_, words), randomness = words_of(batch), context.randomness
+    length = words.shape[1]
+    # A truncated geometric distribution: for 0.2 and 10 words, the mean is 3.8 words.
+    weights = [(1 - context.span_stop_probability) ** number for number in range(context.span_max_words)]
+    lengths = span_lengths(randomness.uniforms("span lengths", length), weights)
+    number = torch.arange(length, device=lengths.device)
     turn = randomness.integers("span turn", 1)
     # Entries beyond the last word of a row are meaningless and not used.
-    place = (number - turn) % (words.lengths > 0).sum(1, keepdim=True).clamp(min=1)
+    place = (number - turn) % (words > 0).sum(1, keepdim=True).clamp(min=1)
     span_of_word = torch.searchsorted(lengths.cumsum(1), place, right=True)
-    rank = randomness.integers("masked spans", shape[1]).argsort(1).argsort(1)
-    keys = rank.gather(1, span_of_word) * shape[1] + place
-    return Chosen(take_in_order(words, keys, quota(words.maskable, context.mask_probability)))
+    rank = randomness.integers("masked spans", length).argsort(1).argsort(1)
+    return _take_in_order(rank.gather(1, span_of_word) * length + place, batch, context)
 
 
-def span_lengths(uniforms: Float[Tensor, "B L"], stop_probability: float, longest: int) -> Int[Tensor, "B L"]:
-    """Lengths in words, P(n) proportional to `(1 - stop_probability)^(n-1)` for n from 1 to `longest`.
-
-    For 0.2 and 10 the mean is 3.8.
-    """
-    going_on = 1 - stop_probability
-    # Inverts the distribution function 1 - going_on^n, truncated at the longest span.
-    total = 1 - going_on**longest
-    lengths = ((1 - uniforms.double() * total).log() / math.log(going_on)).floor().long() + 1
-    return lengths.clamp(1, longest)
+def span_lengths(uniforms: Float[Tensor, "..."], weights: list[float]) -> Int[Tensor, "..."]:
+    """Lengths from 1 on with these weights, by inverting their cumulative distribution function."""
+    cumulative = torch.tensor(weights, dtype=torch.float64, device=uniforms.device).cumsum(0)
+    return torch.searchsorted((cumulative / cumulative[-1])[:-1], uniforms.double().contiguous(), right=True) + 1
 
 
-def take_in_order(words: Words, keys: Int[Tensor, "B L"], count: Int[Tensor, "B"]) -> Bool[Tensor, "B L"]:
-    """The tokens of words that are taken in the order of their keys, until each row has `count` tokens.
+def _take_in_order(keys: Int[Tensor, "B L"], batch: TokenBatch, context: MaskingContext) -> Chosen:
+    """The tokens of words that are taken in the order of their keys, until each row has its `quota` of tokens.
 
-    A word that would exceed the count is skipped. A row therefore has fewer tokens only if each remaining word is longer than
-    the number of missing tokens. There is one exception: if even the shortest word of a row is longer than `count`, the first
-    word of that length is taken, so that every row with words has at least one.
+    A word that would exceed the quota is skipped. A row therefore has fewer tokens only if each remaining word is longer than
+    the number of missing tokens. There is one exception: if even the shortest word of a row is longer than the quota, the
+    first word of that length is taken, so that every row with words has at least one.
 
     Args:
         keys: key of each word, by the word's number.
-        count: number of tokens to choose; 0 for a row without words.
     """
-    last = torch.iinfo(torch.int64).max
-    order = keys.masked_fill(words.lengths == 0, last).argsort(dim=1, stable=True)
-    lengths = words.lengths.gather(1, order)
+    number, lengths = words_of(batch)
+    order = keys.argsort(dim=1, stable=True)
+    lengths = lengths.gather(1, order)
+    shortest = lengths.masked_fill(lengths == 0, lengths.shape[1]).amin(1)
+    left = torch.maximum(quota(batch.maskable, context.mask_probability), shortest)
 
     # One pass takes all words up to the first one that does not fit. Neither that word nor any other of its length fits later,
     # so there are at most as many passes as different lengths, instead of one per word.
-    taken, left = torch.zeros_like(lengths, dtype=torch.bool), count
+    taken = torch.zeros_like(batch.maskable)
     while True:
         fits = ~taken & (lengths > 0) & (lengths <= left[:, None])
         now = fits & ((lengths * fits).cumsum(1) <= left[:, None])
@@ -284,38 +254,7 @@ def take_in_order(words: Words, keys: Int[Tensor, "B L"], count: Int[Tensor, "B"
             break
         taken = taken | now
         left = left - (lengths * now).sum(1)
-
-    # In a row whose words are all too long, the first of the shortest
-    width = lengths.shape[1]
-    score = (lengths * width + torch.arange(width, device=lengths.device)).masked_fill(lengths == 0, last)
-    has_none = (~taken.any(1) & (count > 0))[:, None]
-    taken = taken | (has_none & (score == score.min(1, keepdim=True).values))
-    return torch.zeros_like(taken).scatter_(1, order, taken).gather(1, words.number) & words.maskable
-
-
-def average_samples(
-    first: Int[Tensor, "M"], places: Places, again: Callable[[Int[Tensor, "n"], int], Int[Tensor, "n"]]
-) -> Int[Tensor, "M"]:
-    """The ids for positions that were drawn several times: the mean of that many sampled ids, rounded down.
-
-    If the samples differ, that is the id of an unrelated token. The authors know and kept it
-    (google-research/electra, issue 41).
-
-    Args:
-        first: a sample of each position.
-        places: the positions.
-        again: returns sample number 1, 2, ... of the positions with these indices.
-    """
-    if not places.drawn_again or places.draws is None:
-        return first
-    total = first
-    for ordinal, chosen in enumerate(places.drawn_again, 1):
-        total = total.index_add(0, chosen, again(chosen, ordinal))
-    return total // places.draws.clamp(min=1)
-
-
-def _most_draws(length: int, mask_probability: float) -> int:
-    return max(1, int((mask_probability + 0.005) * length))
+    return Chosen(torch.zeros_like(taken).scatter_(1, order, taken).gather(1, number) & batch.maskable)
 
 
 def chosen_share(masking: str, mask_probability: float, row_length: int) -> float | None:
@@ -333,11 +272,10 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
         None if there is no single number: `rarity` and `entropy` choose some tokens more often than others, and the maskings of
         other packages are unknown.
     """
-    available = row_length - 2
-    if masking in _EXACT:
-        return int(quota(torch.ones(1, available, dtype=torch.bool), mask_probability)) / available
+    row, available = torch.ones(1, row_length, dtype=torch.bool), row_length - 2
+    if masking in ("uniform", "whole-word", "span"):
+        return int(quota(row[:, 2:], mask_probability)) / available
     if masking == "with-replacement":
-        row = torch.ones(1, row_length, dtype=torch.bool)
         draws = int(draw_quota(row, torch.tensor([available]), mask_probability))
         return 1 - (1 - 1 / available) ** draws
     return None
@@ -345,37 +283,33 @@ def chosen_share(masking: str, mask_probability: float, row_length: int) -> floa
 
 def hide(
     input_ids: Int[Tensor, "B L"],
-    positions: Bool[Tensor, "B L"],
+    chosen: Chosen,
     shares: tuple[float, float],
     vocabulary: tuple[int, int],
     randomness: Randomness,
-    draws: Int[Tensor, "B L"] | None = None,
 ) -> Int[Tensor, "B L"]:
     """Replace the ids at the chosen positions by [MASK] or random tokens.
 
+    If positions may be drawn more than once, each draw decides independently: a position becomes [MASK] if any of its draws
+    does, otherwise a random token if any of them does.
+
     Args:
-        positions: the chosen positions.
-        shares: share of them that becomes [MASK], and share that becomes a random token; the rest stays.
+        shares: share of the chosen positions that becomes [MASK], and share that becomes a random token; the rest stays.
         vocabulary: id of [MASK], and V. A random token is any of the V, as in BERT.
-        draws: number of times each position was drawn, if that may be more than once. Each draw decides independently: a
-            position becomes [MASK] if any of its draws does, otherwise a random token if any of them does.
 
     Reference for the draws: google-research/electra, pretraining/pretrain_helpers.py, `mask`.
     """
     mask_share, random_share = shares
     mask_id, vocab_size = vocabulary
-    masked_ids = input_ids.masked_fill(positions, mask_id)
-    if mask_share >= 1:
-        return masked_ids
     draw = randomness.uniforms("masked input", input_ids.shape[1])
     random_ids = randomness.integers("random tokens", input_ids.shape[1]) % vocab_size
-    if draws is None:
-        kept = torch.where(draw < mask_share + random_share, random_ids, input_ids)
-        return torch.where(positions & (draw >= mask_share), kept, masked_ids)
-    # Probability that none of the draws is [MASK], and that none is [MASK] or random.
-    unmasked, unchanged = ((1 - share) ** draws.double() for share in (mask_share, min(1.0, mask_share + random_share)))
-    kept = torch.where(draw < 1 - unchanged, random_ids, input_ids)
-    return torch.where(positions & (draw >= 1 - unmasked), kept, masked_ids)
+    # Probability that any draw is [MASK], and that any is [MASK] or random.
+    limits: list[Any] = [mask_share, min(1.0, mask_share + random_share)]
+    if chosen.draws is not None:
+        limits = [1 - (1 - share) ** chosen.draws.double() for share in limits]
+    masked, changed = limits
+    kept = torch.where(draw < changed, random_ids, input_ids)
+    return torch.where(chosen.positions, torch.where(draw < masked, mask_id, kept), input_ids)
 
 
 @dataclass(frozen=True)
@@ -412,7 +346,17 @@ class Sampling:
         logits = logits.float() / self.temperature
         if self.disallow_original:
             logits = logits.scatter(1, originals[:, None], float("-inf"))
-        return top_p_logits(logits, self.top_p, drawn) if self.top_p < 1 else logits
+        if self.top_p == 1:
+            return logits
+        with torch.no_grad():
+            probabilities, order = torch.softmax(logits, -1).sort(stable=True, dim=-1, descending=True)
+            # A token is excluded if those before it suffice; the first never is.
+            surplus = (probabilities.cumsum(-1) - probabilities) >= self.top_p
+            surplus[:, 0] = False
+            left_out = torch.zeros_like(surplus).scatter(1, order, surplus)
+            if drawn is not None:
+                left_out.scatter_(1, drawn[:, None], False)
+        return logits.masked_fill(left_out, float("-inf"))
 
     def sample(self, logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], originals: Int[Tensor, "M"]) -> Int[Tensor, "M"]:
         """Sample one id per row; no gradient."""
@@ -444,22 +388,3 @@ def sample_tokens(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], te
     targets = torch.minimum(uniforms.float() * total, total.nextafter(total.new_zeros(())))[:, None]
     chosen = torch.searchsorted(distribution, targets, right=True).squeeze(1)
     return chosen.clamp_(max=logits.shape[1] - 1)
-
-
-def top_p_logits(logits: Float[Tensor, "M V"], top_p: float, kept: Int[Tensor, "M"] | None = None) -> Float[Tensor, "M V"]:
-    """The logits of the fewest tokens whose probabilities sum to at least `top_p`, minus infinity elsewhere.
-
-    Args:
-        kept: one more token in each row whose logit is kept.
-
-    Reference: Holtzman et al. 2020, "The curious case of neural text degeneration", section 3.1.
-    """
-    with torch.no_grad():
-        probabilities, order = torch.softmax(logits, -1).sort(stable=True, dim=-1, descending=True)
-        # A token is excluded if those before it suffice; the first never is.
-        surplus = (probabilities.cumsum(-1) - probabilities) >= top_p
-        surplus[:, 0] = False
-        left_out = torch.zeros_like(surplus).scatter(1, order, surplus)
-        if kept is not None:
-            left_out.scatter_(1, kept[:, None], False)
-    return logits.masked_fill(left_out, float("-inf"))

@@ -6,17 +6,19 @@ in that order but are not predicted; all other tokens are *context*, visible to 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+import torch.nn.functional as F
+from jaxtyping import Bool, Int
 from torch import Tensor
 
-from discern.corruption.masking import smallest
+from discern.corruption.masking import smallest, span_lengths
 from discern.corruption.randomness import Randomness
 from discern.types import TokenBatch
 
 _CONTEXT = -1
+_SPAN_WEIGHTS = [1 / words for words in range(1, 6)]
 
 
 def factorization_order(
@@ -68,17 +70,21 @@ def blocked_pairs(
     # A token that is not a target sees itself: its own rank counts as one later.
     own = torch.where(targets, rank, rank + 1)
     blocked = (own[:, :, None] <= rank[:, None, :]) & (rank[:, None, :] != _CONTEXT)
-    if reuse_length:
-        second = torch.arange(order.shape[1], device=order.device) >= reuse_length
-        blocked = torch.where(second[:, None] == second[None, :], blocked, second[None, :])
-    return blocked
+    second = torch.arange(order.shape[1], device=order.device) >= reuse_length
+    return torch.where(second[:, None] == second[None, :], blocked, second[None, :])
 
 
-LONGEST_SPAN = 5
+def single_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[Tensor, "B L"]:
+    """Choose single tokens uniformly, the quota of each part: the ablation without spans."""
+    order = randomness.integers("single targets", batch.maskable.shape[1])
+    chosen = torch.zeros_like(batch.maskable)
+    for _, part, quota in _parts(batch, batch.maskable, ratio):
+        chosen = chosen | smallest(order, part, quota)
+    return chosen
 
 
-def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[Tensor, "B L"]:
-    """Choose spans of one to five whole words, with exactly `quotas` tokens in each part.
+def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness, *, legacy: bool = False) -> Bool[Tensor, "B L"]:
+    """Choose spans of one to five whole words, with exactly the quota of tokens of each part.
 
     The tokens of a part form a ring, which is traversed once, starting at a random word. In each stretch, a span of n words
     is chosen, with P(n) proportional to 1/n, at a random place; the stretch is `ratio` times as long as its span. The last span
@@ -87,88 +93,95 @@ def span_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[
     word).
 
     Differs: the released code intends the same, but it chooses n pieces instead of n words, and starts at the beginning of the
-    part with a seventh of the tokens instead of a sixth, so that a sixth of the quota is filled with single pieces. See
-    `legacy_span_targets`.
-    Reference: Yang et al. 2019, appendix A.5 (span-based prediction).
+    part with a seventh of the tokens instead of a sixth, so that a sixth of the quota is filled with single pieces.
+
+    Args:
+        legacy: choose as the released code does: n pieces from the beginning of a word on, traversing each part from its start.
+            A span that would reach the end of its part is dropped and ends the traversal; the quota is filled with single
+            positions. Special tokens of the second part can be chosen, and are then removed without a replacement.
+
+    Reference: Yang et al. 2019, appendix A.5 (span-based prediction); for `legacy`, zihangdai/xlnet, data_utils.py,
+    `_sample_mask` and `_create_data`.
     """
-    return _choose(batch, batch.maskable, ratio, randomness, _walk)
+    result = torch.zeros_like(batch.maskable)
+    for name, part, quota in _parts(batch, batch.attention_mask if legacy else batch.maskable, ratio):
+        # The window: the eligible tokens of each row, in reading order, and where a word begins among them.
+        eligible = _in_reading_order(part, batch)
+        word_starts = torch.ones_like(part) if batch.word_starts is None else _in_reading_order(batch.word_starts, batch)
+        sizes = part.sum(1, keepdim=True)
+        positions = (~eligible).to(torch.uint8).argsort(dim=1, stable=True)
+        begins = (word_starts & eligible).gather(1, positions)
+        width, place = part.shape[1], torch.arange(part.shape[1], device=part.device)
+        inside = place < sizes
+        if not legacy:
+            # A token also begins a word behind one that is not eligible, and so does the first token if no word begins at all.
+            begins[:, 1:] |= (eligible & ~F.pad(eligible, (1, -1))).gather(1, positions)[:, 1:]
+            begins[:, :1] |= ~begins.any(1, keepdim=True)
+            # Rotated so that the traversal starts at a random word: `at` is the index in the window of each place.
+            drawn = (randomness.uniforms(f"turn of the {name} part", 1) * sizes).long()
+            turn = _next_start(begins, sizes).gather(1, drawn.clamp(max=width - 1))
+            at = torch.where(inside, (place + turn) % sizes.clamp(min=1), place)
+            positions, begins = positions.gather(1, at), begins.gather(1, at)
+        starts, number = _next_start(begins, sizes), begins.cumsum(1)
+        lengths = span_lengths(randomness.uniforms(f"span lengths of the {name} part", width), _SPAN_WEIGHTS)
+        shifts = randomness.uniforms(f"span places of the {name} part", width)
+        # If spans were always cut at their end, the beginnings of words would be favored.
+        from_left = randomness.uniforms(f"side of the {name} part", 1) < 0.5
+
+        chosen, cursor, left = torch.zeros_like(begins), torch.zeros_like(sizes), quota[:, None]
+        for length, shift in zip(torch.split(lengths, 1, 1), torch.split(shifts, 1, 1), strict=True):
+            if legacy:
+                pieces = torch.minimum(length, left)
+                before = (shift * pieces * ratio).long()
+                start = starts.gather(1, (cursor + before).clamp(max=width))
+                stop = start + pieces
+                active = (left > 0) & (stop < sizes)
+                cursor = stop + pieces * ratio - before
+            else:
+                here = starts.gather(1, cursor.clamp(max=width))
+                likely = _end_of(length, here, number, sizes) - here
+                start = starts.gather(1, (cursor + (shift * ((ratio - 1) * likely + 1)).long()).clamp(max=width))
+                stop = _end_of(length, start, number, sizes)
+                active = (left > 0) & (start < sizes)
+                surplus = (stop - start - left).clamp(min=0)
+                start, stop = torch.where(from_left, start + surplus, start), torch.where(from_left, stop, stop - surplus)
+                # A stretch is `ratio` times as long as its span, and longer only if the span ends later.
+                cursor = torch.maximum(stop, cursor + ratio * (stop - start))
+            if not active.any():
+                break
+            chosen = chosen | (active & (place >= start) & (place < stop))
+            left = left - (stop - start) * active
+            cursor = torch.where(active, cursor, sizes)
+
+        if legacy:
+            missing = randomness.integers(f"missing tokens of the {name} part", width)
+        else:
+            # Missing tokens are taken from words in random order; the last word is cut in the same way.
+            shuffled = randomness.integers(f"missing words of the {name} part", width) >> 1
+            order = shuffled.argsort(1).argsort(1).gather(1, (number - 1).clamp(min=0))
+            missing = order * width + torch.where(from_left, width - 1 - place, place)
+        chosen = chosen | smallest(missing, inside & ~chosen, left.squeeze(1))
+        result = result | _in_reading_order(torch.zeros_like(chosen).scatter(1, positions, chosen), batch)
+    return result & batch.maskable
 
 
-def single_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[Tensor, "B L"]:
-    """Choose single tokens uniformly, `quotas` in each part: the ablation without spans."""
-    order = randomness.integers("single targets", batch.maskable.shape[1])
-    chosen = torch.zeros_like(batch.maskable)
-    for _, part, quota in _parts(batch, batch.maskable, ratio):
-        chosen = chosen | smallest(order, batch.maskable & part, quota)
-    return chosen
+legacy_span_targets = partial(span_targets, legacy=True)
 
 
-def legacy_span_targets(batch: TokenBatch, ratio: int, randomness: Randomness) -> Bool[Tensor, "B L"]:
-    """Choose spans as the released code does: n pieces from the beginning of a word on, traversing each part from its start.
-
-    A span that would reach the end of its part is dropped and ends the traversal; the quota is filled with single positions.
-    Special tokens of the second part can be chosen, and are then removed without a replacement.
-
-    Reference: zihangdai/xlnet, data_utils.py, `_sample_mask` and `_create_data`.
-    """
-    return _choose(batch, batch.attention_mask, ratio, randomness, _legacy_walk, cut=False) & ~batch.special_tokens_mask
-
-
-def _choose(
-    batch: TokenBatch,
-    eligible: Bool[Tensor, "B L"],
-    ratio: int,
-    randomness: Randomness,
-    walk: Callable[..., Bool[Tensor, "B W"]],
-    *,
-    cut: bool = True,
-) -> Bool[Tensor, "B L"]:
-    """The tokens that a traversal chooses in each part; for `cut` see `_window`."""
-    chosen = torch.zeros_like(eligible)
-    for name, part, quota in _parts(batch, eligible, ratio):
-        positions, begins, sizes = _window(batch, eligible & part, cut=cut)
-        picked = walk(begins, sizes, quota[:, None], ratio, randomness, name)
-        chosen = chosen | _in_reading_order(torch.zeros_like(chosen).scatter(1, positions, picked), batch)
-    return chosen
-
-
-def quotas(
-    first: Int[Tensor, "B"], second: Int[Tensor, "B"], real: Int[Tensor, "B"], ratio: int
-) -> tuple[Int[Tensor, "B"], Int[Tensor, "B"]]:
-    """Number of tokens to predict in the first and in the second part, which have so many eligible tokens.
+def _parts(
+    batch: TokenBatch, eligible: Bool[Tensor, "B L"], ratio: int
+) -> list[tuple[str, Bool[Tensor, "B L"], Int[Tensor, "B"]]]:
+    """The parts of the rows by name: their eligible tokens, and the number to predict. One is empty without a `reuse_length`.
 
     The total is the number of real tokens of the row divided by `ratio`, rounded down, but at least one. Half of it, rounded
     down, is in the second part. If a part has too few eligible tokens, the other one makes up for it. For a full row of 512
     tokens and ratio 6, the quotas are 43 and 42.
     """
-    wanted = torch.minimum((real // ratio).clamp(min=1), first + second)
-    in_second = torch.minimum(torch.maximum(wanted // 2, wanted - first), second)
-    return wanted - in_second, in_second
-
-
-def _window(
-    batch: TokenBatch, eligible: Bool[Tensor, "B L"], *, cut: bool
-) -> tuple[Int[Tensor, "B L"], Bool[Tensor, "B L"], Int[Tensor, "B 1"]]:
-    """The eligible tokens of each row, first and in reading order: their positions, where a word begins, and their number.
-
-    Rows with reversed text are read from right to left.
-
-    Args:
-        cut: whether a token also begins a word if the token before it is not eligible, and the first token does if no word begins
-            in the window.
-    """
-    eligible = _in_reading_order(eligible, batch)
-    starts = torch.ones_like(eligible) if batch.word_starts is None else _in_reading_order(batch.word_starts, batch)
-    sizes = eligible.sum(1, keepdim=True)
-    positions = (~eligible).to(torch.uint8).argsort(dim=1, stable=True)
-    inside, first = place_in(positions) < sizes, place_in(positions) == 0
-    begins = starts.gather(1, positions) & inside
-    if cut:
-        follows = torch.zeros_like(eligible)
-        follows[:, 1:] = eligible[:, :-1]
-        begins = begins | (~follows.gather(1, positions) & inside & ~first)
-        begins = begins | (first & inside & ~begins.any(1, keepdim=True))
-    return positions, begins, sizes
+    is_first = torch.arange(eligible.shape[1], device=eligible.device) < (batch.reuse_length or eligible.shape[1])
+    first, second = eligible & is_first, eligible & ~is_first
+    total = torch.minimum((batch.attention_mask.sum(1) // ratio).clamp(min=1), eligible.sum(1))
+    in_second = torch.minimum(torch.maximum(total // 2, total - first.sum(1)), second.sum(1))
+    return [("first", first, total - in_second), ("second", second, in_second)]
 
 
 def _in_reading_order(values: Bool[Tensor, "B L"], batch: TokenBatch) -> Bool[Tensor, "B L"]:
@@ -176,107 +189,13 @@ def _in_reading_order(values: Bool[Tensor, "B L"], batch: TokenBatch) -> Bool[Te
     return values if batch.is_reversed is None else torch.where(batch.is_reversed[:, None], values.flip(1), values)
 
 
-def span_lengths(uniforms: Float[Tensor, "..."]) -> Int[Tensor, "..."]:
-    """Lengths from 1 to 5 with weights 1/n (mean 2.19), by inverting the cumulative distribution function."""
-    weights = 1 / torch.arange(1, LONGEST_SPAN + 1, dtype=torch.float64, device=uniforms.device)
-    distribution = (weights.cumsum(0) / weights.sum())[:-1]
-    return torch.searchsorted(distribution, uniforms.double().contiguous(), right=True) + 1
-
-
-def place_in(like: Tensor) -> Int[Tensor, "1 W"]:
-    """0, 1, 2, ... along the rows."""
-    return torch.arange(like.shape[1], device=like.device)[None, :]
-
-
-def _parts(batch: TokenBatch, eligible: Bool[Tensor, "B L"], ratio: int) -> list[tuple[str, Bool[Tensor, "L"], Int[Tensor, "B"]]]:
-    """The parts of the rows by name, as masks over the positions, each with its quota. One part without a `reuse_length`."""
-    length = eligible.shape[1]
-    first = torch.arange(length, device=eligible.device) < (batch.reuse_length or length)
-    shares = quotas((eligible & first).sum(1), (eligible & ~first).sum(1), batch.attention_mask.sum(1), ratio)
-    parts = list(zip(("first", "second"), (first, ~first), shares, strict=True))
-    return parts if batch.reuse_length else parts[:1]
-
-
-def _walk(
-    begins: Bool[Tensor, "B W"],
-    sizes: Int[Tensor, "B 1"],
-    quota: Int[Tensor, "B 1"],
-    ratio: int,
-    randomness: Randomness,
-    part: str,
-) -> Bool[Tensor, "B W"]:
-    """The traversal of `span_targets` for all rows at once; returns which tokens of the window are chosen."""
-    width, place = begins.shape[1], place_in(begins)
-    inside = place < sizes
-    # Rotated so that the traversal starts at a random word: `at` is the index in the window of each place of the traversal.
-    drawn = (randomness.uniforms(f"turn of the {part} part", 1) * sizes).long()
-    turn = _next_start(begins, sizes).gather(1, drawn.clamp(max=width - 1))
-    at = torch.where(inside, (place + turn) % sizes.clamp(min=1), place)
-    begins = begins.gather(1, at)
-    starts, number = _next_start(begins, sizes), begins.cumsum(1)
-
-    def end_of(words: Tensor, start: Tensor) -> Tensor:
-        """The end of the next `words` words from `start`, at most the size of the window."""
-        last = number.gather(1, start.clamp(max=width - 1)) + words
-        return torch.minimum(torch.searchsorted(number, last), sizes)
-
-    lengths = span_lengths(randomness.uniforms(f"span lengths of the {part} part", width))
-    shifts = randomness.uniforms(f"span places of the {part} part", width)
-    # If spans were always cut at their end, the beginnings of words would be favored.
-    from_left = randomness.uniforms(f"side of the {part} part", 1) < 0.5
-    chosen, cursor, left = torch.zeros_like(begins), torch.zeros_like(sizes), quota
-    for words, shift in zip(torch.split(lengths, 1, 1), torch.split(shifts, 1, 1), strict=True):
-        here = starts.gather(1, cursor.clamp(max=width))
-        likely = end_of(words, here) - here
-        start = starts.gather(1, (cursor + (shift * ((ratio - 1) * likely + 1)).long()).clamp(max=width))
-        stop = end_of(words, start)
-        active = (start < sizes) & (left > 0)
-        if not active.any():
-            break
-        surplus = (stop - start - left).clamp(min=0)
-        start, stop = torch.where(from_left, start + surplus, start), torch.where(from_left, stop, stop - surplus)
-        chosen = chosen | (active & (place >= start) & (place < stop))
-        left = left - (stop - start) * active
-        # A stretch is `ratio` times as long as its span, and longer only if the span ends later.
-        cursor = torch.where(active, torch.maximum(stop, cursor + ratio * (stop - start)), sizes)
-
-    # Missing tokens are taken from words in random order; the last word is cut in the same way.
-    side = torch.where(from_left, width - 1 - place, place)
-    shuffled = randomness.integers(f"missing words of the {part} part", width) >> 1
-    order = shuffled.argsort(1).argsort(1).gather(1, (number - 1).clamp(min=0))
-    chosen = chosen | smallest(order * width + side, inside & ~chosen, left.squeeze(1))
-    return torch.zeros_like(chosen).scatter(1, at, chosen)
-
-
-def _legacy_walk(
-    begins: Bool[Tensor, "B W"],
-    sizes: Int[Tensor, "B 1"],
-    quota: Int[Tensor, "B 1"],
-    ratio: int,
-    randomness: Randomness,
-    part: str,
-) -> Bool[Tensor, "B W"]:
-    """The traversal of the released code."""
-    width, place, starts = begins.shape[1], place_in(begins), _next_start(begins, sizes)
-    lengths = span_lengths(randomness.uniforms(f"span lengths of the {part} part", width))
-    shifts = randomness.uniforms(f"span places of the {part} part", width)
-    chosen, cursor, left = torch.zeros_like(begins), torch.zeros_like(sizes), quota
-    for length, shift in zip(torch.split(lengths, 1, 1), torch.split(shifts, 1, 1), strict=True):
-        pieces = torch.minimum(length, left)
-        before = (shift * pieces * ratio).long()
-        start = starts.gather(1, (cursor + before).clamp(max=width))
-        stop = start + pieces
-        active = (left > 0) & (stop < sizes)
-        if not active.any():
-            break
-        chosen = chosen | (active & (place >= start) & (place < stop))
-        left = left - pieces * active
-        cursor = torch.where(active, stop + pieces * ratio - before, sizes)
-    missing = randomness.integers(f"missing tokens of the {part} part", width)
-    return chosen | smallest(missing, (place < sizes) & ~chosen, left.squeeze(1))
-
-
 def _next_start(begins: Bool[Tensor, "B W"], sizes: Int[Tensor, "B 1"]) -> Int[Tensor, "B W+1"]:
     """For each place, the first place at or after it where a word begins; the size of the window if there is none."""
-    place = torch.where(begins, place_in(begins), sizes)
+    place = torch.where(begins, torch.arange(begins.shape[1], device=begins.device), sizes)
     return torch.cat([place, sizes], 1).flip(1).cummin(1).values.flip(1)
+
+
+def _end_of(words: Tensor, start: Tensor, number: Tensor, sizes: Tensor) -> Tensor:
+    """The end of the next `words` words from `start`, at most the size of the window."""
+    last = number.gather(1, start.clamp(max=number.shape[1] - 1)) + words
+    return torch.minimum(torch.searchsorted(number, last), sizes)

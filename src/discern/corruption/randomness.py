@@ -40,7 +40,8 @@ class Randomness:
 
     def integers(self, purpose: str, length: int) -> Int[Tensor, "B L"]:
         """64-bit integers, `length` per row, different for every `purpose`."""
-        key = _mix_python(_mix_python(self.seed ^ _purpose_key(purpose)) + self.step)
+        seed = torch.tensor((self.seed + 2**63) % 2**64 - 2**63)
+        key = _mix(_mix(seed ^ _purpose_key(purpose)) + self.step).item()
         rows = _mix(_mix(self.examples.long() + 1) ^ key)
         positions = torch.arange(1, length + 1, device=rows.device) * _GOLDEN
         return _mix(rows[:, None] + positions[None, :])
@@ -73,7 +74,3 @@ def _mix(value: Tensor) -> Tensor:
     value = (value ^ _shift(value, 30)) * -4658895280553007687
     value = (value ^ _shift(value, 27)) * -7723592293110705685
     return value ^ _shift(value, 31)
-
-
-def _mix_python(value: int) -> int:
-    return int(_mix(torch.tensor(((value + 2**63) % 2**64) - 2**63)).item())

@@ -14,7 +14,7 @@ import numpy as np
 
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles, FileOverlap
 from discern.data.curation.filters import language_of
-from discern.data.curation.near_duplicates import Banding, clusters, links_of_band
+from discern.data.curation.near_duplicates import banding, clusters, links_of_band
 from discern.data.dataset.manifest import TOKENIZER_NAME, Statistics
 from discern.data.dataset.writing import HeldoutSplit, StatisticsCounter
 from discern.data.executors import ProcessExecutor, available_cores, ordered_map
@@ -195,7 +195,7 @@ def _copies(counter: StatisticsCounter, signatures: list[np.ndarray], options: P
     if exact := counter.duplicates:
         yield f"{exact:,} documents are copies of others: they are kept, in the same split; --near-duplicates 1 removes them"
     similarity = options.near_duplicates or _SIMILARITY
-    links = [links_of_band(signatures, band, similarity) for band in range(Banding.of(similarity).bands)]
+    links = [links_of_band(signatures, band, similarity) for band in range(banding(similarity)[0])]
     removed, _ = clusters(links, sum(map(len, signatures)))
     held = HeldoutSplit(options.heldout, options.seed).is_heldout(np.concatenate(counter.digests))
     pairs = np.concatenate(links)

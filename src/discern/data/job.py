@@ -30,9 +30,9 @@ from pydantic import TypeAdapter
 
 import discern
 from discern.data.curation import near_duplicates
-from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles, NgramFinder
+from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import Rules, versions_of
-from discern.data.curation.near_duplicates import HASHES, Banding, sign
+from discern.data.curation.near_duplicates import HASHES, banding, sign
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
@@ -93,7 +93,7 @@ class PrepareOptions:
             raise ConfigError(f"--workers is {self.workers}, expected at least 1", hint="omit it to use all cores")
         Rules(self.filters)  # refuses what is no filter
         if self.near_duplicates is not None:
-            Banding.of(self.near_duplicates)  # refuses what is no similarity
+            banding(self.near_duplicates)  # refuses what is no similarity
         check_segmenter(self.segmenter)
         if self.license is not None and not (self.license.strip() and self.license.isprintable()):
             hint = "for example --license 'CC BY-SA 3.0'"
@@ -259,7 +259,7 @@ class _Worker:
         self.encoder = DocumentEncoder((Path(work) / TOKENIZER_NAME).read_text(), job.options.segmenter)
         self.rules = Rules(job.options.filters)
         self.signs = job.options.near_duplicates is not None
-        self.finder = NgramFinder(ContaminationSearch(job.against).index) if job.against is not None else None
+        self.search = ContaminationSearch(job.against) if job.against is not None else None
 
 
 _worker = lru_cache(maxsize=1)(_Worker)
@@ -276,13 +276,13 @@ def process_chunk(work: str, chunk: Chunk) -> ChunkResult:
         ConfigError: the input is token ids, but filters, near-duplicates or evaluation files need text.
     """
     worker = _worker(work)
-    if not isinstance(chunk.documents[0], list) and (job_of(work).options.filters or worker.signs or worker.finder):
+    if not isinstance(chunk.documents[0], list) and (job_of(work).options.filters or worker.signs or worker.search):
         raise ConfigError(
             f"{chunk.origins[0][1]} has token ids, but --filter, --near-duplicates and --against need text",
             hint="leave these options out, or give the text",
         )
-    kept, filtered = worker.rules.in_place(chunk.documents)
-    found = worker.finder.find(kept) if worker.finder is not None else {}
+    kept, filtered = worker.rules.apply(chunk.documents)
+    found = worker.search.find(kept) if worker.search is not None else {}
     matches = [(ngram, *chunk.origin(index), begins) for ngram, (index, begins) in found.items()]
     documents = [document for document in kept if document is not None]
     block, filled, unknown = worker.encoder.encode(documents)

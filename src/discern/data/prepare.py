@@ -25,7 +25,7 @@ from tokenizers import Tokenizer
 
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import all_left_out
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, banding, clusters
 from discern.data.dataset.manifest import (
     COUNTS_NAME,
     SPLITS,
@@ -329,17 +329,17 @@ def _near_duplicates(
     work: Path, similarity: float, executor: Executor, progress: Progress
 ) -> tuple[NearDuplicates, Int[np.ndarray, " R"]]:
     """The entry of near-duplicates in the manifest, and the numbers of the documents to remove."""
-    banding = Banding.of(similarity)
-    progress.start(f"comparing documents in {banding.bands} bands of their signatures", None, "")
-    links = executor.map(partial(links_of_band, str(work)), range(banding.bands))
+    bands, rows = banding(similarity)
+    progress.start(f"comparing documents in {bands} bands of their signatures", None, "")
+    links = executor.map(partial(links_of_band, str(work)), range(bands))
     removed, sizes = clusters(links, sum(map(len, signatures_of(work))))
     progress.finish()
     entry = NearDuplicates(
         similarity=similarity,
         ngram_words=NGRAM_WORDS,
         hashes=HASHES,
-        bands=banding.bands,
-        rows=banding.rows,
+        bands=bands,
+        rows=rows,
         clusters=sizes.total(),
         removed=len(removed),
         cluster_sizes={str(size): sizes[size] for size in sorted(sizes)},

@@ -191,9 +191,6 @@ class ResumingStream:
         return found
 
 
-open_remote = ResumingStream
-
-
 def _retried(address: str, request: Callable[[Any, str], _Result]) -> _Result:
     """The result of a request to the file system of an address. It is repeated with growing waits while its error may pass."""
     scheme, _, server = address.split("/")[:3]

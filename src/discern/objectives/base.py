@@ -11,7 +11,6 @@ import torch
 from jaxtyping import Int
 from torch import Tensor, nn
 
-from discern.corruption import MASKINGS_OF_INTEGERS
 from discern.corruption.randomness import Randomness, key_of
 from discern.models.base import Network
 from discern.models.config import ModelConfig
@@ -235,7 +234,7 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
 
     @property
     def corrupts_anywhere(self) -> bool:
-        return self._masking in MASKINGS_OF_INTEGERS
+        return self._masking in ("uniform", "whole-word")  # which compute with integers
 
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from discern.config.schedule import RunPoint
 from discern.config.schema import OTHER_NAME, Section
-from discern.corruption import MASKINGS_OF_WORDS, maskings
+from discern.corruption import maskings
 from discern.corruption.masking import Sampling
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
@@ -150,7 +150,7 @@ class PositionsConfig(ObjectiveConfig):
 
     @property
     def word_masking(self) -> str | None:
-        return self.masking if self.masking in MASKINGS_OF_WORDS else None
+        return self.masking if self.masking == "whole-word" else None
 
     def unread(self) -> dict[str, str]:
         readers = {

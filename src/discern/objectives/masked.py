@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
 
-from discern.corruption import MASKINGS_BY_TOKEN, maskings
-from discern.corruption.masking import Chosen, MaskingContext, Sample, average_samples, hide
+from discern.corruption import maskings
+from discern.corruption.masking import Chosen, MaskingContext, Sample, hide
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
 from discern.models import encoders
@@ -35,7 +35,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         chosen = choose_positions(self, batch, randomness)
         shares = self.config.mask_token_probability, self.config.random_token_probability
         vocabulary = self.vocabulary.special.mask, self.vocabulary.size
-        masked_ids = hide(batch.input_ids, chosen.positions, shares, vocabulary, randomness, chosen.draws)
+        masked_ids = hide(batch.input_ids, chosen, shares, vocabulary, randomness)
         return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws)
 
     def head_share(self, network: Network, phase: Phase) -> float:
@@ -53,7 +53,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
             shown: fraction of these positions at which the encoder sees a word.
             correct: fraction of the shown words that are the original; None: that of the generator's samples.
         """
-        if self.config.masking in MASKINGS_BY_TOKEN:  # chooses some tokens more often than they occur
+        if self.config.masking in ("rarity", "entropy"):  # chooses some tokens more often than they occur
             return None
         return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
 
@@ -164,7 +164,8 @@ def sample_replacements(
 ) -> Int[Tensor, "M"]:
     """One id for each chosen position, drawn by `sample` from its row of logits.
 
-    A position that was drawn several times gets the floored mean of as many samples, as in the released code.
+    A position that was drawn several times gets the floored mean of as many samples. If they differ, that is the id of an
+    unrelated token. The authors know and kept it (google-research/electra, issue 41).
 
     Args:
         columns: further arguments of `sample`, with a row for each chosen position.
@@ -174,11 +175,12 @@ def sample_replacements(
     def uniforms(purpose: str) -> Float[Tensor, "M"]:
         return chosen.gather(randomness.uniforms(purpose, length))
 
-    def again(at: Int[Tensor, "n"], ordinal: int) -> Int[Tensor, "n"]:
+    ids = logits.map(sample, uniforms("replacements"), *columns)
+    for ordinal, at in enumerate(chosen.drawn_again, 1):
         arguments = uniforms(f"replacements {ordinal}"), *columns
-        return logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments))
-
-    return average_samples(logits.map(sample, uniforms("replacements"), *columns), chosen, again)
+        again = logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments))
+        ids = ids.index_add(0, at, again)
+    return ids if chosen.draws is None else ids // chosen.draws.clamp(min=1)
 
 
 def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:

@@ -335,7 +335,7 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         rules = Rules(options.filters)
         for document in meter.read(ProblemLog()):
             for sentences in rules.apply([document])[0]:
-                for sentence in sentences:
+                for sentence in sentences or ():
                     counts.update(word_forms(tokenizer, sentence))
             meter.show()
         meter.finish()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import re
 import sys
 from importlib.util import find_spec
@@ -36,7 +35,7 @@ needs_language = pytest.mark.skipif(find_spec("py3langid") is None, reason="the 
 
 def left_out(name: str, document: list[str]) -> str:
     """The reason why a filter leaves out a document; empty if it keeps it."""
-    (result,), dropped = pickle.loads(pickle.dumps(Rules([name]))).in_place([document])
+    (result,), dropped = Rules([name]).apply([document])
     assert (result is None) == (dropped.total() == 1)
     return next(iter(dropped), "")
 
@@ -90,7 +89,8 @@ def test_c4_keeps_the_lines_that_are_sentences() -> None:
 @needs_language
 def test_languages() -> None:
     for code, sentence in SENTENCES.items():
-        assert Rules([f"language:{code}"]).apply([[each] for each in SENTENCES.values()])[0] == [[sentence]]
+        kept, _ = Rules([f"language:{code}"]).apply([[each] for each in SENTENCES.values()])
+        assert [document for document in kept if document is not None] == [[sentence]]
 
 
 @needs_language
@@ -122,8 +122,7 @@ def test_the_reason_of_the_language_filter(argument: str, document: list[str], e
         ("language", "needs language codes"),
         ("language:de:1.5", "a confidence of at most 1"),
         ("language:de:0", "a confidence of at most 1"),
-        pytest.param("language:german", "did you mean 'de'", marks=needs_language),
-        pytest.param("language:cu", r"cannot identify Church Slavic \(cu\)", marks=needs_language),
+        pytest.param("language:german", "cannot identify 'german'", marks=needs_language),
     ],
 )
 def test_filters_that_do_not_exist(name: str, says: str) -> None:
@@ -149,7 +148,7 @@ def test_a_filter_of_another_package(monkeypatch: pytest.MonkeyPatch) -> None:
     own: Registry[object] = Registry("filter")
     own.register("shouting", f"{__name__}:shouting")
     monkeypatch.setattr(filters, "filters", own)
-    assert Rules(["shouting:me"]).apply([["HELLO"], ["DROP"]]) == ([["hello"]], {"shouting: told so by me": 1})
+    assert Rules(["shouting:me"]).apply([["HELLO"], ["DROP"]]) == ([["hello"], None], {"shouting: told so by me": 1})
 
 
 def test_a_data_set_counts_what_was_left_out(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import random
 import numpy as np
 import pytest
 
-from discern.data.curation.near_duplicates import NGRAM_WORDS, Banding, clusters, links_of_band, sign
+from discern.data.curation.near_duplicates import NGRAM_WORDS, banding, clusters, links_of_band, sign
 from discern.errors import ConfigError
 
 
@@ -61,13 +61,13 @@ def test_signatures_are_the_same_in_every_process_and_version() -> None:
 
 @pytest.mark.parametrize(("similarity", "bands", "rows"), [(0.5, 42, 3), (0.8, 21, 6)])
 def test_the_bands(similarity: float, bands: int, rows: int) -> None:
-    assert Banding.of(similarity) == Banding(bands, rows)
+    assert banding(similarity) == (bands, rows)
 
 
 @pytest.mark.parametrize("similarity", [0.49, 1.01])
 def test_no_similarity(similarity: float) -> None:
     with pytest.raises(ConfigError, match="expected a similarity from"):
-        Banding.of(similarity)
+        banding(similarity)
 
 
 def test_an_equal_band_with_two_groups_that_are_not_similar() -> None:

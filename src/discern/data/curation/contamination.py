@@ -10,6 +10,7 @@ from __future__ import annotations
 import unicodedata
 from array import array
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,13 +67,12 @@ class FileOverlap(Section):
     too_short: int
     overlapping: int
     share: float | None
-    found: tuple[FoundExample, ...] = ()
+    found: tuple[FoundExample, ...]
 
     def __str__(self) -> str:
+        share = "" if self.share is None else f" ({self.share:.2%})"
         short = f"; {self.too_short:,} of fewer than {SHORTEST_WORDS} words not checked" if self.too_short else ""
-        if self.share is None:
-            return f"{self.file}: none of {self.examples:,} examples can be checked{short}"
-        return f"{self.file}: {self.overlapping:,} of {self.checked:,} examples ({self.share:.2%}){short}"
+        return f"{self.file}: {self.overlapping:,} of {self.checked:,} examples{share}{short}"
 
 
 @dataclass(frozen=True)
@@ -108,9 +108,7 @@ _CHARACTERS = _WordCharacters()
 
 def words_of(text: str) -> list[str]:
     """The lower-cased words of a text: runs of letters, marks and digits; each Chinese character or kana is a word."""
-    if not text.isascii():
-        text = unicodedata.normalize("NFC", text)
-    return text.lower().translate(_CHARACTERS).split()
+    return unicodedata.normalize("NFC", text).lower().translate(_CHARACTERS).split()
 
 
 def splitmix64(values: UInt[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
@@ -137,59 +135,6 @@ def ngram_hashes(words: UInt[np.ndarray, " W"], sizes: range) -> Iterator[UInt[n
             yield total
 
 
-@dataclass(frozen=True)
-class NgramIndex:
-    """The n-grams of evaluation sets, to be found in text. The number of an n-gram is the rank of its hash.
-
-    Attributes:
-        word_ids: ids of the words that occur in them, from 1.
-        hashes: their distinct hashes, ascending.
-    """
-
-    word_ids: dict[str, int]
-    hashes: UInt[np.ndarray, " N"]
-
-
-class NgramFinder:
-    """Finds n-grams in documents; runs in the worker processes."""
-
-    def __init__(self, index: NgramIndex) -> None:
-        self._index = index
-        # A table of the first 22 bits of the hashes decides most positions without a search.
-        self._is_prefix = np.zeros(1 << 22, dtype=bool)
-        self._is_prefix[index.hashes >> 42] = True
-
-    def find(self, documents: Sequence[Document | None]) -> dict[int, tuple[int, str]]:
-        """The numbers of the n-grams in some documents, in the order of the text.
-
-        Args:
-            documents: the documents; None where a filter left one out.
-
-        Returns:
-            For each n-gram, the index of the first document that has it, and the beginning of that document.
-        """
-        id_of, known = self._index.word_ids.get, self._index.hashes
-        ids, ends, beginnings = array("Q"), [], []
-        for document in documents:
-            sentences = document or []
-            for sentence in sentences:  # one by one, as text in ASCII is faster
-                ids.extend([id_of(word, _OTHER_WORD) for word in words_of(sentence)])
-            ids.append(_OTHER_WORD)  # no n-gram reaches across the end of a document
-            ends.append(len(ids))
-            beginnings.append(" ".join(sentences[:80])[:80])
-        matches: list[tuple[int, int]] = []
-        for hashes in ngram_hashes(splitmix64(np.array(ids, dtype=np.uint64)), _SIZES):
-            (positions,) = np.nonzero(self._is_prefix[hashes >> 42])
-            ngrams = np.searchsorted(known, hashes[positions], side="right") - 1
-            equal = known[ngrams] == hashes[positions]
-            matches += zip(positions[equal].tolist(), ngrams[equal].tolist(), strict=True)
-        found: dict[int, tuple[int, str]] = {}
-        for position, ngram in sorted(matches):
-            index = bisect_right(ends, position)
-            found.setdefault(ngram, (index, beginnings[index]))
-        return found
-
-
 def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The examples of a file: lines of text, rows of a table, or objects.
 
@@ -207,18 +152,15 @@ def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int,
     table = open_table(path)
     for field in fields:
         table.require(field, "--against-field")
-    count = 0
+    if table.format == "jsonl" and suffix_of(path) == ".json" and len(table.sample()) == 1:
+        # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
+        raise one_object(str(path))
     if table.format in ("csv", "tsv") and not is_header(table.columns):
-        count = 1
         yield 1, table.columns  # a table without a header, such as CoLA's
     for row in table.rows:
         texts = tuple(_strings([row.values.get(field) for field in fields or row.values]))
         if table.format != "text" or texts[0].strip():
-            count += 1
             yield row.number, texts
-    if count == 1 and table.format == "jsonl" and suffix_of(path) == ".json":
-        # Counted as one example, a whole file such as SQuAD's would have a share of 0 or 1.
-        raise one_object(str(path))
 
 
 def _strings(value: Any) -> Iterator[str]:
@@ -231,13 +173,12 @@ def _strings(value: Any) -> Iterator[str]:
 
 
 class ContaminationSearch:
-    """The evaluation files, and what of them was found in the text so far. Memory depends on the evaluation files only.
+    """The n-grams of evaluation files, and which of them were found in the text so far.
+
+    The number of an n-gram is the rank of its hash. Memory depends on the evaluation files only.
 
     Args:
         files: the evaluation files, which are read at once.
-
-    Attributes:
-        index: the n-grams to find.
 
     Raises:
         DataError: a file is missing, empty, damaged or of an unknown format.
@@ -247,7 +188,7 @@ class ContaminationSearch:
     def __init__(self, files: EvaluationFiles) -> None:
         self._paths = files.paths
         self._lines, self._files = array("q"), array("q")  # of each example
-        word_ids: dict[str, int] = {}
+        self._word_ids: dict[str, int] = {}  # from 1
         words, sizes, examples = array("Q"), array("q"), array("q")
         for file, path in enumerate(files.paths):
             for line, texts in read_examples(path, files.fields):
@@ -256,7 +197,7 @@ class ContaminationSearch:
                     length = len(text_words)
                     if length >= SHORTEST_WORDS:
                         size = min(length, NGRAM_WORDS)
-                        words.extend([word_ids.setdefault(word, len(word_ids) + 1) for word in text_words])
+                        words.extend([self._word_ids.setdefault(word, len(self._word_ids) + 1) for word in text_words])
                         sizes.extend([size] * (length - size + 1) + [0] * (size - 1))
                         examples.extend([len(self._lines)] * length)
                 self._lines.append(line)
@@ -269,9 +210,41 @@ class ContaminationSearch:
         for size, size_hashes in zip(_SIZES, ngram_hashes(splitmix64(self._words), _SIZES), strict=True):
             (positions,) = np.nonzero(self._sizes == size)
             hashes[positions] = size_hashes[positions]
-        distinct, self._ngrams = np.unique(hashes, return_inverse=True)
-        self.index = NgramIndex(word_ids, distinct)
-        self._matches: dict[int, tuple[Any, ...]] = {}
+        self._hashes, self._ngrams = np.unique(hashes, return_inverse=True)
+        # A table of the first 22 bits of the hashes decides most positions without a search.
+        self._is_prefix = np.zeros(1 << 22, dtype=bool)
+        self._is_prefix[self._hashes >> 42] = True
+        self._matches: dict[Any, tuple[Any, ...]] = {}
+
+    def find(self, documents: Sequence[Document | None]) -> dict[int, tuple[int, str]]:
+        """The numbers of the n-grams in some documents, in the order of the text; called in the worker processes.
+
+        Args:
+            documents: the documents; None where a filter left one out.
+
+        Returns:
+            For each n-gram, the index of the first document that has it, and the beginning of that document.
+        """
+        id_of, known = self._word_ids.get, self._hashes
+        ids, ends, beginnings = array("Q"), [], []
+        for document in documents:
+            sentences = document or []
+            for sentence in sentences:  # one by one, as text in ASCII is faster
+                ids.extend([id_of(word, _OTHER_WORD) for word in words_of(sentence)])
+            ids.append(_OTHER_WORD)  # no n-gram reaches across the end of a document
+            ends.append(len(ids))
+            beginnings.append(" ".join(sentences)[:80])
+        matches: list[tuple[int, int]] = []
+        for hashes in ngram_hashes(splitmix64(np.array(ids, dtype=np.uint64)), _SIZES):
+            (positions,) = np.nonzero(self._is_prefix[hashes >> 42])
+            ngrams = np.searchsorted(known, hashes[positions], side="right") - 1
+            equal = known[ngrams] == hashes[positions]
+            matches += zip(positions[equal].tolist(), ngrams[equal].tolist(), strict=True)
+        found: dict[int, tuple[int, str]] = {}
+        for position, ngram in sorted(matches):
+            index = bisect_right(ends, position)
+            found.setdefault(ngram, (index, beginnings[index]))
+        return found
 
     def add(self, matches: Iterable[tuple[int, str, int, str]]) -> None:
         """Add the n-grams found in the documents that follow; of each, the first document counts.
@@ -285,26 +258,30 @@ class ContaminationSearch:
 
     def results(self) -> tuple[FileOverlap, ...]:
         """The overlap of each file with the documents so far."""
-        # Sort the n-grams that were found by their document, then by their position in the evaluation files.
-        order = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
-        document_of = np.full(len(self.index.hashes), -1)
-        document_of[list(self._matches)] = [order[document] for document in self._matches.values()]
-        (hits,) = np.nonzero(document_of[self._ngrams] >= 0)
-        hits = hits[np.argsort(document_of[self._ngrams[hits]], kind="stable")]
-        overlapping, first_hits = np.unique(self._examples[hits], return_index=True)
+        # The first n-gram of each example, in the order of the documents, then of the evaluation files
+        documents = {document: number for number, document in enumerate(dict.fromkeys(self._matches.values()))}
+        (hits,) = np.nonzero(np.isin(self._ngrams, list(self._matches)))
+        first_hits: dict[Any, Any] = {}
+        for hit in sorted(hits, key=lambda hit: documents[self._matches[self._ngrams[hit]]]):
+            first_hits.setdefault(self._examples[hit], hit)
 
-        vocabulary, files = ["", *self.index.word_ids], np.array(self._files)
-        checked_files = files[np.unique(self._examples)]
-        overlaps = []
+        vocabulary, overlaps = ["", *self._word_ids], []
+        checked = Counter(self._files[example] for example in np.unique(self._examples))
         for file, path in enumerate(self._paths):
-            num_examples, num_checked = (int((owners == file).sum()) for owners in (files, checked_files))
-            file_hits = hits[np.sort(first_hits[files[overlapping] == file])]
+            file_hits = [hit for example, hit in first_hits.items() if self._files[example] == file]
+            num_examples, num_checked = self._files.count(file), checked[file]
             found = []
             for hit in file_hits[:5]:
-                words = " ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]])
                 source, number, beginning = self._matches[self._ngrams[hit]]
-                line = self._lines[self._examples[hit]]
-                found.append(FoundExample(line=line, words=words, input=source, document=number, begins=beginning))
+                found.append(
+                    FoundExample(
+                        line=self._lines[self._examples[hit]],
+                        words=" ".join(vocabulary[word] for word in self._words[hit : hit + self._sizes[hit]]),
+                        input=source,
+                        document=number,
+                        begins=beginning,
+                    )
+                )
             overlaps.append(
                 FileOverlap(
                     file=str(path),

@@ -18,7 +18,6 @@ import hashlib
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -38,29 +37,22 @@ _FACTORS, _OFFSETS = np.split((_KEY_FACTORS >> 32).astype(np.uint32), 2)
 _FACTORS |= 1
 
 
-@dataclass(frozen=True)
-class Banding:
-    """How signatures are cut: `bands` bands of `rows` minima each. Documents of similarity s share a band with probability
-    1 - (1 - s ** rows) ** bands."""
+def banding(similarity: float) -> tuple[int, int]:
+    """Numbers of bands and of rows: the longest bands with which 99% of the pairs of this similarity become candidates.
 
-    bands: int
-    rows: int
+    Documents of similarity s share a band with probability 1 - (1 - s ** rows) ** bands.
 
-    @classmethod
-    def of(cls, similarity: float) -> Banding:
-        """The longest bands with which 99% of the pairs of this similarity become candidates.
-
-        Raises:
-            ConfigError: the similarity is not between 0.5 and 1.
-        """
-        # Below 0.5, so many documents become candidates that every pair of a large corpus would be compared.
-        if not 0.5 <= similarity <= 1:
-            raise ConfigError(
-                f"--near-duplicates is {similarity:g}, expected a similarity from 0.5 to 1",
-                hint="0.8 removes documents that share at least 80% of their runs of five words",
-            )
-        rows = max(rows for rows in range(1, HASHES + 1) if 1 - (1 - similarity**rows) ** (HASHES // rows) >= 0.99)
-        return cls(HASHES // rows, rows)
+    Raises:
+        ConfigError: the similarity is not between 0.5 and 1.
+    """
+    # Below 0.5, so many documents become candidates that every pair of a large corpus would be compared.
+    if not 0.5 <= similarity <= 1:
+        raise ConfigError(
+            f"--near-duplicates is {similarity:g}, expected a similarity from 0.5 to 1",
+            hint="0.8 removes documents that share at least 80% of their runs of five words",
+        )
+    rows = max(rows for rows in range(1, HASHES + 1) if 1 - (1 - similarity**rows) ** (HASHES // rows) >= 0.99)
+    return HASHES // rows, rows
 
 
 def sign(documents: Sequence[Document]) -> Signatures:
@@ -68,12 +60,12 @@ def sign(documents: Sequence[Document]) -> Signatures:
 
     A document of fewer than five words is one 5-gram; one without words has the signature 0 and is similar to none.
     """
-    words, bounds, has_words = array("Q"), array("q"), []
+    words, bounds, is_empty = array("Q"), array("q"), []
     for document in documents:
         begin = len(words)
         for sentence in document:
             words.extend(map(_word_hash, words_of(sentence)))
-        has_words.append(len(words) > begin)
+        is_empty.append(len(words) == begin)
         words.extend([0] * (begin + NGRAM_WORDS - len(words)))
         bounds.extend((begin, len(words) - NGRAM_WORDS + 1))
     (hashes,) = ngram_hashes(np.array(words, dtype=np.uint64), range(NGRAM_WORDS, NGRAM_WORDS + 1))
@@ -82,7 +74,7 @@ def sign(documents: Sequence[Document]) -> Signatures:
     for index in range(HASHES):
         # The minima alternate between the 5-grams inside a document and those that reach across its end.
         signatures[:, index] = np.minimum.reduceat(grams * _FACTORS[index] + _OFFSETS[index], bounds[:-1])[::2]
-    signatures[np.logical_not(has_words)] = 0
+    signatures[is_empty] = 0
     return signatures
 
 
@@ -100,7 +92,7 @@ def links_of_band(signatures: Sequence[Signatures], band: int, similarity: float
     Args:
         signatures: arrays, possibly mapped into memory, of the signatures of all documents, which are numbered in this order.
     """
-    rows = Banding.of(similarity).rows
+    _, rows = banding(similarity)
     minima = slice(band * rows, (band + 1) * rows)
     keys = np.concatenate([part[:, minima].astype(np.uint64) @ _KEY_FACTORS[:rows] for part in signatures])
     (numbers,) = np.nonzero(keys)
@@ -141,6 +133,6 @@ def clusters(links_of_bands: Iterable[Int[np.ndarray, "_ 2"]], num_documents: in
             while (root[root] != root).any():
                 root = root[root]
             links = links[root[links[:, 0]] != root[links[:, 1]]]
-    (removed,) = np.nonzero(root != np.arange(len(root)))
+    (removed,) = np.nonzero(root != np.arange(num_documents))
     _, others = np.unique(root[removed], return_counts=True)
     return removed, Counter((others + 1).tolist())

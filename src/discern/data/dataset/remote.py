@@ -26,8 +26,8 @@ from discern.data.dataset.manifest import COUNTS_NAME, MANIFEST_NAME, TOKENIZER_
 from discern.data.dataset.publish import is_own_name
 from discern.data.remote import (
     AbsentError,
+    ResumingStream,
     joined,
-    open_remote,
     read_whole,
     remote_files,
     remove_remote,
@@ -75,10 +75,9 @@ class RemoteFolder:
         """Fetch the manifest, the tokenizer and the counts of a data set.
 
         Raises:
-            ConfigError: the address contains a password, an optional package is missing, or the size of the cache is wrong.
+            ConfigError: the address contains a password, or an optional package is missing.
             DataError: there is no data set, access is refused, or the cache cannot be written.
         """
-        cache_size()
         manifest = read_whole(joined(address, MANIFEST_NAME))
         version = hashlib.sha256(shown(address).encode() + manifest).hexdigest()[:32]
         folder = make_cache_folder("data") / version
@@ -92,6 +91,7 @@ class RemoteFolder:
         """The path of a file in the cache, which is fetched if it is not there or is damaged.
 
         Raises:
+            ConfigError: `cache_size` is wrong.
             DataError: it cannot be read, or is not the one in the manifest.
             OSError: the cache cannot be written.
         """
@@ -118,7 +118,7 @@ class RemoteFolder:
                     target = partial.open("wb")
                     target.truncate(expected.size)
 
-                with target, closing(open_remote(address)) as source:
+                with target, closing(ResumingStream(address)) as source:
                     shutil.copyfileobj(source, target, 1 << 20)
                     sync_file(target)
                 with suppress(FileNotFoundError):  # another process needed the space
@@ -156,9 +156,9 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
             f"{shown(address)} cannot be written: web servers are read only",
             hint="give a folder, or an address of an object store: s3://, gs:// or hf://",
         )
-    there: dict[str, int | None] = {}
+    there = set[str]()
     with suppress(AbsentError):
-        there = {file.address.removeprefix(f"{address}/"): file.size for file in remote_files(address)}
+        there = {file.address.removeprefix(f"{address}/") for file in remote_files(address)}
     if foreign := sorted(name for name in there if name != "unfinished" and not is_own_name(name)):
         raise ConfigError(
             f"{address} contains {', '.join(foreign)}, which do not belong to a data set", hint="give another --out"
@@ -172,29 +172,28 @@ def uploaded(address: str, make: Callable[[Path], PrepareReport], *, overwrite: 
     if exists:
         folder.mkdir()
         for name in (MANIFEST_NAME, CHECKSUMS_NAME):
-            write_bytes(folder / name, read_whole(joined(address, name)))
+            write_bytes(folder / name, read_whole(f"{address}/{name}"))
 
     # Refused before any work if the credentials do not suffice.
     write_bytes(outgoing / "unfinished", b"")
-    write_remote(joined(address, "unfinished"), outgoing / "unfinished")
-    remove_remote(joined(address, "unfinished"))
+    write_remote(f"{address}/unfinished", outgoing / "unfinished")
+    remove_remote(f"{address}/unfinished")
     try:
         report = make(folder)
     except DiscernError as problem:
         problem.message = problem.message.replace(str(folder), address)
         raise
 
-    # An existing data set gets the files that are missing or have the wrong size, and the record of what was found in it.
+    # An existing data set gets the files that are missing, and the record of what was found in it.
     if not exists:
         for name in (MANIFEST_NAME, *there):
-            remove_remote(joined(address, name))
+            remove_remote(f"{address}/{name}")
         there.clear()
-    names = (*report.manifest.files, TOKENIZER_NAME)
-    missing = tuple(name for name in names if there.get(name) != (folder / name).stat().st_size)
+    missing = tuple(name for name in (*report.manifest.files, TOKENIZER_NAME) if name not in there)
     progress.note(f"the data set is complete in {folder}, and is now uploaded to {address}")
     progress.start("uploading", len(missing) + 2, "files")
     for name in (*missing, CHECKSUMS_NAME, MANIFEST_NAME):
-        write_remote(joined(address, name), folder / name)
+        write_remote(f"{address}/{name}", folder / name)
         progress.advance(1)
     progress.finish()
     shutil.rmtree(folder, ignore_errors=True)

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from discern.data.remote import is_remote, open_remote, remote_file, remote_files, shown
+from discern.data.remote import ResumingStream, is_remote, remote_file, remote_files, shown
 from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
 from discern.data.sources.formats import ReadContext, hub_documents, read_stream
 from discern.data.sources.streams import blocks, naming, opened
@@ -152,7 +152,7 @@ def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None])
     """The documents of a file or of standard input."""
     with naming(item.name):
         if item.address is not None:
-            file: Any = open_remote(item.address)
+            file: Any = ResumingStream(item.address)
         else:
             file = open(item.path or sys.stdin.fileno(), "rb", closefd=item.path is not None)  # noqa: SIM115 (closed below)
 

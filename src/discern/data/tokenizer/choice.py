@@ -107,7 +107,7 @@ def train_on(
         kept, left_out = rules.apply([document])
         filtered += left_out
         for sentences in kept:
-            sample.add(sentences)
+            sample.add(sentences or ())
         meter.show()
     meter.finish()
     texts = sample.sentences()
