@@ -16,6 +16,7 @@ from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,7 +56,7 @@ from discern.data.job import (
     piece_results,
     signatures_of,
 )
-from discern.data.languages import find_language
+from discern.data.languages import LANGUAGES, SEGMENTERS, SegmenterName, find_language
 from discern.data.remote import remote_address, shown
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions, Problem, ProblemLog
@@ -63,7 +64,6 @@ from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prep
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
 from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
-from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes, write_file
@@ -126,14 +126,15 @@ def in_language(
     """
     if code is None:
         return choice, segmenter or "none", None
-    language = find_language(code)
-    chosen = segmenter or language.installed_segmenter()
-    if segmenter is None and chosen != language.segmenter:
+    code = find_language(code)
+    suited = SEGMENTERS.get(code, "none")
+    if segmenter is None and suited != "none" and find_spec(suited) is None:
         warn(
-            f"{language.name} words are not segmented, as {language.segmenter} is not installed; to mask whole words: "
-            f"pip install 'discern-nlp[{language.code}]'"
+            f"{LANGUAGES[code]} words are not segmented, as {suited} is not installed; to mask whole words: "
+            f"pip install 'discern-nlp[{code}]'"
         )
-    return language.completed(choice), chosen, language.code
+        suited = "none"
+    return choice.in_language(code), segmenter or suited, code
 
 
 def prepare(
@@ -289,9 +290,9 @@ def _tokenizer_of(
     if (work / _INFO_NAME).is_file():
         tokenizer = prepared(Tokenizer.from_file(str(work / TOKENIZER_NAME)), "the tokenizer")
         return tokenizer, TokenizerInfo.model_validate_json((work / _INFO_NAME).read_bytes())
-    trained = train_on(text, choice, options.seed, options.workers, progress, options.filters) if given is None else None
-    encoder = trained.tokenizer if trained is not None else given
-    assert encoder is not None
+    encoder, sample = given, list[str]()
+    if encoder is None:
+        encoder, sample = train_on(text, choice, options.seed, options.workers, progress, options.filters)
     info = TokenizerInfo(
         fingerprint=fingerprint(encoder),
         kind=type(encoder.model).__name__.lower(),
@@ -299,8 +300,8 @@ def _tokenizer_of(
         special_tokens=special_ids(encoder),
         lowercase=lowercases(encoder),
         strips_accents=strips_accents(encoder),
-        trained_on_sentences=trained.sentences if trained else None,
-        trained_on_characters=trained.characters if trained else None,
+        trained_on_sentences=len(sample) or None,
+        trained_on_characters=sum(map(len, sample)) or None,
     )
     write_bytes(work / TOKENIZER_NAME, encoder.to_str().encode())
     write_bytes(work / _INFO_NAME, info.model_dump_json().encode())

@@ -22,15 +22,14 @@ from discern.data.tokenizer import (
     strips_accents,
     vocab_size,
 )
+from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.training import (
-    SentenceSample,
     TokenizerKind,
-    check_vocab_size,
     extend_tokenizer,
     frequent_splits,
     pieces_of_added,
-    train_json,
+    sample,
     train_tokenizer,
     word_form,
 )
@@ -74,7 +73,7 @@ def test_size_and_specials(kind: TokenizerKind) -> None:
 def test_training_again_gives_the_same(kind: TokenizerKind, tmp_path: Path) -> None:
     """In another process, since the library's hash tables are seeded by process, and with two threads."""
     with ProcessExecutor(1, threads=2) as executor:
-        other = executor.submit(train_json, kind, 600, False, TEXT).result()
+        other = executor.submit(train_tokenizer, kind, 600, False, TEXT).result().to_str()
     assert other == tokenizer_of(kind).to_str()
     (tmp_path / "tokenizer.json").write_text(other)
     loaded, hard = load_tokenizer(tmp_path), [*TEXT[:50], "", " x ", "Naïve café 中文 [MASK] \u200b 1,000!"]
@@ -120,20 +119,17 @@ def test_the_text_it_was_trained_on_has_no_unknown_token(kind: TokenizerKind, te
 
 def test_what_cannot_be() -> None:
     with pytest.raises(ConfigError, match="at least 261"):
-        check_vocab_size("bpe", 260)
+        TokenizerChoice(train="bpe", vocab_size=260).check()
     with pytest.raises(DataError, match="no text"):
         train_tokenizer("bpe", 1000, False, [])
 
 
 def test_the_sample_is_bounded_uniform_and_reproducible() -> None:
-    samples = []
-    for chunk in (100, 20_000):
-        chosen = SentenceSample(seed=3, limit=250 * 1000)
-        for start in range(0, 20_000, chunk):
-            chosen.add(f"{number:05d}" for number in range(start, start + chunk))
-        samples.append(list(map(int, chosen.sentences())))
-    numbers = samples[0]
-    assert samples[1] == numbers == sorted(numbers)
+    sentences = [f"{number:05d}" for number in range(20_000)]
+    chosen = sample(iter(sentences), 3, limit=250 * 1000)
+    numbers = list(map(int, chosen))
+    assert sample(sentences, 3, limit=250 * 1000) == chosen
+    assert numbers == sorted(numbers)
     assert 900 < len(numbers) < 1300
     assert all(0.28 < sum(number // 6667 == third for number in numbers) / len(numbers) < 0.39 for third in range(3))
 
@@ -210,7 +206,7 @@ def test_what_is_no_extension() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "says"), [("Atrial flutter", r"2 words \(atrial flutter\)"), ("a" * 201, r"'a{40}\.\.\.' .* it has 201 characters")]
+    ("word", "says"), [("Atrial flutter", "14 characters are 2 words"), ("a" * 201, r"'a{40}' .* 201 characters are 1 words")]
 )
 def test_words_that_cannot_be_added(word: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says):

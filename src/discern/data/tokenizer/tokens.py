@@ -24,53 +24,35 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool =
 
     Most tokenizers never build a special token from text. Others find one in a text that spells it, so that the `</s>` of HTML
     would end the text: those with the special tokens among the pieces of a Unigram or the words of a vocabulary, or with special
-    tokens that are declared as ordinary ones. Such texts are encoded again, with each of these names separated after its first
-    character. A name of one character cannot be separated.
+    tokens that are declared as ordinary ones. With these, each such name is separated after its first character. A name of one
+    character cannot be separated.
 
     Args:
         tokenizer: a tokenizer that `load_tokenizer` or `prepared` set up.
         ids_only: do not compute offsets and words, which is faster.
     """
-    encodings = _encode(tokenizer, texts, ids_only)
-    if _finds_special(tokenizer) and _has_special(tokenizer, encodings):
-        return _encode(_separating(tokenizer), texts, ids_only)
-    return encodings
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], ids_only: bool) -> list[Encoding]:
-    # The fast variant does not compute offsets and words.
-    encode = tokenizer.encode_batch_fast if ids_only else tokenizer.encode_batch
     with naming_panics("the tokenizer"):
+        ordinary = _without_special(tokenizer)
+        # The fast variant does not compute offsets and words.
+        encode = ordinary.encode_batch_fast if ids_only else ordinary.encode_batch
         encodings: list[Encoding] = encode(list(texts), add_special_tokens=False)
     return encodings
 
 
-def _special(tokenizer: Tokenizer) -> dict[int, str]:
-    """The special tokens by id, without the one for what is unknown, which text may well yield."""
-    return {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
-
-
-def _has_special(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> bool:
-    special = set(_special(tokenizer))
-    return not all(special.isdisjoint(encoding.ids) for encoding in encodings)
-
-
 # The last tokenizers are remembered, because to copy a large vocabulary takes seconds.
 @lru_cache(maxsize=2)
-def _finds_special(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer builds a special token from a text that spells it."""
-    spelled = [text for name in _special(tokenizer).values() for text in (name, f"a {name} a", f"a{name}a")]
-    return _has_special(tokenizer, _encode(tokenizer, spelled, True))
-
-
-@lru_cache(maxsize=2)
-def _separating(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer with the names of special tokens separated after their first character."""
-    copy, names = Tokenizer.from_str(tokenizer.to_str()), sorted(_special(tokenizer).values())
+def _without_special(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, or if it builds a special token from a text that spells it, a copy that does not."""
+    # The token for what is unknown is not among them, because text may well yield it.
+    names = {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
+    spelled = [text for name in names.values() for text in (name, f"a {name} a", f"a{name}a")]
+    if all(names.keys().isdisjoint(each.ids) for each in tokenizer.encode_batch(spelled, add_special_tokens=False)):
+        return tokenizer
+    copy = Tokenizer.from_str(tokenizer.to_str())
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
-    copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names.values()])
     copy.encode_special_tokens = True
-    copy.pre_tokenizer = separating(copy.pre_tokenizer, names)
+    copy.pre_tokenizer = separating(copy.pre_tokenizer, sorted(names.values()))
     return copy
 
 
@@ -95,23 +77,24 @@ class TokenTexts:
 
         A part of a character is the replacement character, U+FFFD.
         """
-        return self._after([self._special["mask"]], number)
+        return self.row([self._special["mask"], number])[-1]
 
     def row(self, ids: Sequence[int]) -> list[str]:
         """The text that each token of a row adds to those before it."""
-        # The last four tokens are more than a character has.
-        return [self._after(ids[max(0, place - 4) : place], number) for place, number in enumerate(ids)]
+        texts = []
+        for place, number in enumerate(ids):
+            if number in self._special.values():
+                texts.append(f" {self._tokenizer.id_to_token(number)}")
+                continue
+            before = list(ids[max(0, place - 4) : place])  # more than the tokens of a character
+            alone, both = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (before, [*before, number]))
+            # `alone` may end in a part of a character that is complete now.
+            texts.append(both[len(commonprefix([alone, both])) :])  # noqa: RUF071, these are texts
+        return texts
 
     def shown(self, number: int) -> str:
         """A token as text on its own: `##` is kept for a token of WordPiece inside a word, and a part of a character is named."""
         return shown_as(str(self._tokenizer.id_to_token(number)), self.added(number))
-
-    def _after(self, before: Sequence[int], number: int) -> str:
-        if number in self._special.values():
-            return f" {self._tokenizer.id_to_token(number)}"
-        alone, both = (self._tokenizer.decode(ids, skip_special_tokens=False) for ids in ([*before], [*before, number]))
-        # `alone` may end in a part of a character that is complete now.
-        return both[len(commonprefix([alone, both])) :]  # noqa: RUF071, these are texts
 
 
 def shown_as(token: str, text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import random
 import sys
@@ -23,41 +22,33 @@ TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 SAMPLE_BYTES: dict[TokenizerKind, int] = {"wordpiece": 128 << 20, "bpe": 128 << 20, "unigram": 16 << 20}
 _ENTRY_BYTES = 150  # per sentence of the sample, besides its text
 _SPECIALS = list(SPECIAL_TOKENS.values())
-_SMALLEST_ALPHABET: dict[TokenizerKind, int] = {"wordpiece": 27, "bpe": 256, "unigram": 28}
+SMALLEST_SIZES: dict[TokenizerKind, int] = {"wordpiece": 32, "bpe": 261, "unigram": 33}
+"""Numbers of entries that hold the special tokens and the smallest alphabet."""
 
 
-class SentenceSample:
-    """A uniform sample of the sentences of a stream, bounded in memory.
+def sample(sentences: Iterable[str], seed: int, limit: int) -> list[str]:
+    """A uniform sample of the sentences of a stream, in their order. The same seed and stream give the same sample.
+
+    Each sentence draws a number, and those with the smallest are kept.
 
     Args:
-        seed: seed of the sample; the same seed and stream give the same sample.
         limit: bytes of memory that the sentences may take.
     """
+    draw, bound, size = random.Random(seed), 1.0, 0
+    kept: list[tuple[float, str]] = []
+    for sentence in sentences:
+        if (number := draw.random()) < bound:
+            kept.append((number, sentence))
+            size += _size(sentence)
+        while size > limit and len(kept) > 1:
+            bound *= 0.95
+            kept = [entry for entry in kept if entry[0] < bound]
+            size = sum(_size(sentence) for _, sentence in kept)
+    return [sentence for _, sentence in kept]
 
-    def __init__(self, seed: int, limit: int) -> None:
-        self._random = random.Random(seed)
-        self._limit = limit
-        self._heap: list[tuple[float, int, str]] = []  # largest draw first, as its negative
-        self._bytes = 0
-        self._bound = 1.0
-        self._seen = 0
 
-    def add(self, sentences: Iterable[str]) -> None:
-        """Offer sentences to the sample. Each draws a random number, and those with the smallest are kept."""
-        for sentence in sentences:
-            self._seen += 1
-            draw = self._random.random()
-            if draw < self._bound:
-                heapq.heappush(self._heap, (-draw, self._seen, sentence))
-                self._bytes += _size(sentence)
-            while self._bytes > self._limit and len(self._heap) > 1:
-                draw, _, dropped = heapq.heappop(self._heap)
-                self._bound = -draw
-                self._bytes -= _size(dropped)
-
-    def sentences(self) -> list[str]:
-        """The sample, in the order of the stream."""
-        return [sentence for _, _, sentence in sorted(self._heap, key=lambda entry: entry[1])]
+def _size(sentence: str) -> int:
+    return sys.getsizeof(sentence) + _ENTRY_BYTES
 
 
 def train_tokenizer(
@@ -67,16 +58,14 @@ def train_tokenizer(
 
     Args:
         kind: WordPiece as in BERT, byte-level BPE, or Unigram as in SentencePiece.
-        size: number of entries, including the special tokens.
+        size: number of entries, including the special tokens; at least that of `SMALLEST_SIZES`.
         lowercase: whether to lower-case text.
         texts: sentences to train on.
         keep_accents: whether a WordPiece that lower-cases keeps accents, which BERT's removes; the other kinds always do.
 
     Raises:
-        ConfigError: `size` is too small for this kind.
         DataError: there is no text.
     """
-    check_vocab_size(kind, size)
     if not texts:
         raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
     if kind == "wordpiece":
@@ -86,25 +75,6 @@ def train_tokenizer(
     else:
         tokenizer = _unigram(size, lowercase, texts)
     return prepared(tokenizer, f"the trained {kind} tokenizer")
-
-
-def train_json(*arguments: Any) -> str:
-    """The serialized tokenizer that `train_tokenizer` returns; a task of an executor."""
-    return train_tokenizer(*arguments).to_str()
-
-
-def check_vocab_size(kind: TokenizerKind, size: int) -> None:
-    """Check that a vocabulary can hold the special tokens and the smallest alphabet.
-
-    Raises:
-        ConfigError: the vocabulary is too small.
-    """
-    least = len(_SPECIALS) + _SMALLEST_ALPHABET[kind]
-    if size < least:
-        raise ConfigError(
-            f"a {kind} vocabulary needs at least {least} entries, not {size}",
-            hint="8000 is usual for a small corpus: --vocab-size 8000",
-        )
 
 
 def _wordpiece(size: int, lowercase: bool, strip_accents: bool, texts: Sequence[str]) -> Tokenizer:
@@ -206,10 +176,6 @@ def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: i
     return sorted(kept), {ord(character): " " for character in raw if not normal[character] <= kept}
 
 
-def _size(sentence: str) -> int:
-    return sys.getsizeof(sentence) + _ENTRY_BYTES
-
-
 # Extension by new tokens with new ids; existing ids do not change
 
 _SAME = "normalizer", "pre_tokenizer", "post_processor"
@@ -307,15 +273,10 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
         ConfigError: the text is not a single word, or the word is longer than the tokenizer accepts.
     """
     found = word_forms(tokenizer, word)
-    problem = ""
-    if len(found) != 1:
-        problem = f"the tokenizer splits it into {len(found)} words ({' '.join(found) or 'nothing'})"
-    elif is_too_long(tokenizer, found[0]):
-        problem = f"it has {len(found[0])} characters, more than this tokenizer encodes"
-    if problem:
-        shown = f"{word[:40]}{'...' if len(word) > 40 else ''}"
+    if len(found) != 1 or is_too_long(tokenizer, found[0]):
         raise ConfigError(
-            f"'{shown}' cannot be added as a token: {problem}",
+            f"'{word[:40]}' cannot be added as a token: to the tokenizer, its {len(word)} characters are {len(found)} words, but "
+            "a token must be one word, and not longer than the tokenizer encodes",
             hint="give one word per line, without spaces or punctuation inside, and leave this one out",
         )
     return found[0]
