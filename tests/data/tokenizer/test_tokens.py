@@ -139,7 +139,7 @@ def test_a_low_share_of_one_cause_is_a_warning() -> None:
 
 def test_causes() -> None:
     tokenizer, text = small_tokenizer("wordpiece, lower-cased"), "the ☂a aa☃ " + "a" * 201
-    assert causes_of_unknown(tokenizer, [text], [tokenizer.encode(text, add_special_tokens=False)]) == {
+    assert causes_of_unknown(tokenizer, [text]) == {
         "'☂' (U+2602)": 1,
         "'☃' (U+2603)": 1,
         "words of more than 200 characters": 1,

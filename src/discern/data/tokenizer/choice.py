@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -10,11 +9,11 @@ from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
 
-from discern.data.curation.filters import Rules, all_left_out
+from discern.data.curation.filters import Rules
 from discern.data.executors import ProcessExecutor
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import ProblemLog
-from discern.data.tokenizer import prepared
+from discern.data.tokenizer import prepared, strips_accents
 from discern.data.tokenizer.training import SAMPLE_BYTES, SMALLEST_SIZES, TokenizerKind, sample, train_tokenizer
 from discern.errors import ConfigError
 from discern.progress import Progress
@@ -27,7 +26,7 @@ _LOWERCASED = {"en", "zh", "id", "ms", "tl", "sw"}
 _WITHOUT_SPACES = {"ja", "th", "lo", "km", "my", "bo", "dz"}
 _EXAMINED = 2000  # sentences
 _MANY_ACCENTS = 0.01  # fraction of accented words; in English fewer, in languages in which accents distinguish words more
-_without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]).normalize_str
+_without_accents = normalizers.BertNormalizer(handle_chinese_chars=False).normalize_str
 
 
 @dataclass(frozen=True)
@@ -105,25 +104,24 @@ def train_on(
             "the input is read twice to train a tokenizer, which is not possible with standard input or a pipe",
             hint="save the text to a file first, or give a --tokenizer",
         )
-    rules, filtered = Rules(filters), Counter[str]()
-    meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
+    rules, meter = Rules(filters), CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
 
     def sentences() -> Iterator[str]:
-        nonlocal filtered
         for document in meter.read(ProblemLog()):
             if not isinstance(document, list):
                 raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
-            kept, left_out = rules.apply([document])
-            filtered += left_out
-            yield from chain.from_iterable(kept)
+            yield from chain.from_iterable(rules.apply([document])[0])
             meter.show()
 
     texts = sample(sentences(), seed, SAMPLE_BYTES[choice.train])
     meter.finish()
-    if filtered and not texts:
-        raise all_left_out(filtered)
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
-    if choice.train == "wordpiece" and choice.lowercases and not choice.keep_accents:
+    # In a separate process, because the library cannot be interrupted while it trains.
+    with ProcessExecutor(1, threads) as executor:
+        task = executor.submit(train_tokenizer, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents)
+        tokenizer = prepared(task.result(), "the trained tokenizer")
+    progress.finish()
+    if strips_accents(tokenizer):
         words = " ".join(texts[:_EXAMINED]).lower().split()
         accented = [word for word in words if _without_accents(word) != word]
         if len(accented) > _MANY_ACCENTS * len(words):
@@ -131,9 +129,4 @@ def train_on(
                 f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
                 f"'{_without_accents(accented[0])}' become one word; to keep accents: --keep-accents, or --cased"
             )
-    # In a separate process, because the library cannot be interrupted while it trains.
-    with ProcessExecutor(1, threads) as executor:
-        task = executor.submit(train_tokenizer, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents)
-        tokenizer = prepared(task.result(), "the trained tokenizer")
-    progress.finish()
     return tokenizer, texts

@@ -7,11 +7,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
-from tokenizers import Encoding, Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, normalizers, pre_tokenizers
 
 from discern.data.languages import SegmenterName
 from discern.data.sources.documents import Document
@@ -57,8 +57,6 @@ class TokenBlock:
 
     def select(self, chosen: Bool[np.ndarray, " D"]) -> TokenBlock:
         """The documents where `chosen` is True, in order."""
-        if chosen.all():
-            return self
         sentences = np.repeat(chosen, self.document_sentences)
         tokens = np.repeat(sentences, self.sentence_lengths)
         return TokenBlock(
@@ -106,8 +104,7 @@ class WordCache:
         """Whether this is BERT's tokenizer, with no added tokens except for the special ones."""
         added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         return (
-            isinstance(tokenizer.model, models.WordPiece)
-            and isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
+            isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
             and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
             and added <= set(SPECIAL_TOKENS.values())
         )
@@ -132,8 +129,8 @@ class WordCache:
         return flat, np.diff(np.array(ends, dtype=np.int64), prepend=0)
 
 
-BATCH_CHARACTERS = 1 << 18
-"""Characters per batch. An encoding of the library takes about 150 bytes per token, so text is encoded in batches."""
+BATCH_SENTENCES = 2048
+"""Sentences per batch. An encoding of the library takes about 150 bytes per token, so long documents are encoded in batches."""
 _EXAMINED = 20  # sentences with unknown tokens, per batch
 
 
@@ -172,8 +169,10 @@ class DocumentEncoder:
         if documents and isinstance(documents[0], np.ndarray):
             return *self._take([np.asarray(ids) for ids in documents]), Counter()
         unknown = Counter[str]()
+        texts = list(chain.from_iterable(documents))
         # The encodings of a batch are freed before the next batch is encoded.
-        batches = [self._encode_batch(texts, unknown) for texts in _batches(list(chain.from_iterable(documents)))]
+        firsts = range(0, max(1, len(texts)), BATCH_SENTENCES)
+        batches = [self._encode_batch(texts[first : first + BATCH_SENTENCES], unknown) for first in firsts]
         tokens, word_starts, lengths = (np.concatenate(column) for column in zip(*batches, strict=True))
         filled = lengths > 0
         owners = np.repeat(np.arange(len(documents)), np.array([len(document) for document in documents], dtype=np.int64))
@@ -196,7 +195,7 @@ class DocumentEncoder:
         # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
         rows = np.repeat(np.arange(len(texts)), lengths)[ids == self._special["unk"]]
         examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
-        unknown += causes_of_unknown(self._tokenizer, examined, encode_texts(self._tokenizer, examined))
+        unknown += causes_of_unknown(self._tokenizer, examined)
         return self._written[ids], self._words.starts(ids, lengths, texts, encodings), lengths
 
     def _take(self, documents: Sequence[np.ndarray]) -> tuple[TokenBlock, Bool[np.ndarray, " N"]]:
@@ -205,23 +204,25 @@ class DocumentEncoder:
         They end at [SEP] and at the end-of-document token, too; [CLS] and padding are left out. Where words are found in the
         text only, every token counts as a word.
         """
-        ids = np.concatenate(documents).astype(np.int64)
-        if len(wrong := ids[(ids < 0) | (ids >= len(self._written))]):
-            raise DataError(
-                f"token id {wrong[0]} is beyond the vocabulary, which has {len(self._written):,} entries",
-                hint="give the tokenizer that the ids were made with: --tokenizer PATH",
-            )
-        arrays = np.repeat(np.arange(len(documents)), list(map(len, documents)))
-        ends = np.isin(ids, [self._special[role] for role in ("sep", "eod") if role in self._special])
-        kept = ~ends & ~np.isin(ids, [self._special["cls"], self._special["pad"]])
-        tokens, lengths = self._written[ids[kept]], np.bincount((arrays + np.cumsum(ends) - ends)[kept])
-        lengths = lengths[lengths > 0]
-        starts = np.ones(len(tokens), dtype=bool)
-        if not self._words.needs_encodings:
-            starts = self._words.starts(tokens, lengths)
-        digests = _digests(part.tobytes() for part in np.split(tokens, np.cumsum(lengths)[:-1]) if len(part))
-        ones = np.ones(len(lengths), dtype=np.int64)
-        return TokenBlock(tokens, starts, lengths, ones, digests, 0 * ones), np.isin(np.arange(len(documents)), arrays[kept])
+        ends = [self._special[role] for role in ("sep", "eod") if role in self._special]
+        left_out = [*ends, self._special["cls"], self._special["pad"]]
+        found: list[np.ndarray] = []
+        kept = []
+        for ids in documents:
+            if len(wrong := ids[(ids < 0) | (ids >= len(self._written))]):
+                raise DataError(
+                    f"token id {wrong[0]} is beyond the vocabulary, which has {len(self._written):,} entries",
+                    hint="give the tokenizer that the ids were made with: --tokenizer PATH",
+                )
+            parts = np.split(ids, np.flatnonzero(np.isin(ids, ends)))
+            filled = [tokens for part in parts if len(tokens := part[~np.isin(part, left_out)])]
+            kept.append(len(filled) > 0)
+            found += [self._written[tokens] for tokens in filled]
+        tokens = np.concatenate([self._written[:0], *found])
+        lengths = np.array(list(map(len, found)), dtype=np.int64)
+        starts = np.ones(len(tokens), dtype=bool) if self._words.needs_encodings else self._words.starts(tokens, lengths)
+        digests, ones = _digests(part.tobytes() for part in found), np.ones_like(lengths)
+        return TokenBlock(tokens, starts, lengths, ones, digests, 0 * ones), np.array(kept)
 
 
 def token_dtype(size: int) -> np.dtype:
@@ -232,10 +233,3 @@ def token_dtype(size: int) -> np.dtype:
 def _digests(contents: Iterable[bytes]) -> np.ndarray:
     raw = b"".join(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents)
     return np.frombuffer(raw, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _batches(sentences: list[str]) -> list[list[str]]:
-    """Runs of sentences of about `BATCH_CHARACTERS` characters; at least one."""
-    ends = np.cumsum([len(sentence) for sentence in sentences], dtype=np.int64) // BATCH_CHARACTERS
-    bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(sentences)]
-    return [sentences[start:stop] for start, stop in pairwise(bounds)]

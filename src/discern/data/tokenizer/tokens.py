@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import AddedToken, Encoding, Regex, Tokenizer, pre_tokenizers
 
-from discern.data.tokenizer.loading import naming_panics, special_ids
-from discern.data.tokenizer.words import is_too_long, word_forms
+from discern.data.tokenizer.loading import naming_panics, normalized, special_ids
 
 # Texts as ordinary text
 
@@ -141,9 +140,9 @@ class UnknownTokens:
 
     def add_tokens(self, tokens: Sequence[str]) -> None:
         """Count the tokens of some text, in the spelling of the tokenizer."""
-        self.tokens += len(tokens)
         # A Unigram model gives an unknown token its text as name, which is not in the vocabulary.
-        self.unknown += sum(self._id_of(token) in (None, self._special["unk"]) for token in tokens)
+        ids = map(self._id_of, tokens)
+        self.add_ids([self._special["unk"] if number is None else number for number in ids])
 
     def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "", advice: str = OTHER_MODEL) -> None:
         """Report the fraction of unknown tokens so far, as a warning with advice if it is high.
@@ -185,17 +184,15 @@ def percent(fraction: float) -> str:
     return "less than 0.01%" if 0 < fraction < 1e-4 else f"{100 * fraction:.3g}%"
 
 
-def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str], encodings: Sequence[Encoding]) -> Counter[str]:
+def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str]:
     """Number of unknown tokens by cause: a character that the vocabulary lacks, or words that are too long for it."""
     unknown, causes = special_ids(tokenizer)["unk"], Counter[str]()
-    for text, encoding in zip(texts, encodings, strict=True):
+    longest = getattr(tokenizer.model, "max_input_chars_per_word", None)
+    for text, encoding in zip(texts, encode_texts(tokenizer, texts), strict=True):
         for number, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if number != unknown:
-                continue
-            word = "".join(word_forms(tokenizer, text[start:stop]))
-            lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
-            cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
-            if is_too_long(tokenizer, word):
-                cause = f"words of more than {tokenizer.model.max_input_chars_per_word} characters"
-            causes[cause] += 1
+            if number == unknown:
+                word = normalized(tokenizer, text[start:stop])
+                lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
+                cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
+                causes[cause if longest is None or len(word) <= longest else f"words of more than {longest} characters"] += 1
     return causes

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from discern.data.tokenizer.loading import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, prepared, special_ids, vocab_size
-from discern.data.tokenizer.words import is_too_long, word_forms
+from discern.data.tokenizer.words import word_forms
 from discern.errors import ConfigError, DataError
 
 TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
@@ -67,7 +67,10 @@ def train_tokenizer(
         DataError: there is no text.
     """
     if not texts:
-        raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
+        raise DataError(
+            "there is no text to train a tokenizer on",
+            hint="check the input, and what filters leave out, with: discern prepare INPUT --check",
+        )
     if kind == "wordpiece":
         tokenizer = _wordpiece(size, lowercase, lowercase and not keep_accents, texts)
     elif kind == "bpe":
@@ -195,7 +198,7 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         forms: words in the form that the model gets; see `word_form`.
 
     Raises:
-        ConfigError: this tokenizer, or tokenizers of its kind, cannot be extended.
+        ConfigError: this tokenizer cannot be extended, or a word cannot be added.
     """
     whole = json.loads(tokenizer.to_str())
     model, vocabulary = whole["model"], whole["model"]["vocab"]
@@ -205,16 +208,11 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
         scores[model["unk_id"]] = min(scores) - 10
         vocabulary += [[form, sum(scores[n] for n in pieces_of(tokenizer, form)) + _UNIGRAM_BONUS] for form in new]
-    elif isinstance(tokenizer.model, models.WordPiece | models.BPE):
+    else:
         # The library numbers tokens outside of the model from the size of its vocabulary, which is about to grow.
         vocabulary |= {token["content"]: token["id"] for token in whole["added_tokens"]}
         entries = _with_merges(tokenizer, model, new) if isinstance(tokenizer.model, models.BPE) else new
         vocabulary |= {entry: number for number, entry in enumerate(entries, vocab_size(tokenizer))}
-    else:
-        raise ConfigError(
-            f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
-            hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
-        )
     extended = prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
     if pieces_of_added(tokenizer, extended) is None:
         raise ConfigError(
@@ -252,7 +250,7 @@ def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | No
     """
     old, new = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (before, after))
     rules, others = (json.loads(tokenizer.to_str()) for tokenizer in (before, after))
-    same_rules = type(before.model) is type(after.model) and all(rules.get(key) == others.get(key) for key in _SAME)
+    same_rules = all(rules[key] == others[key] for key in _SAME)
     number = vocab_size(after) - vocab_size(before)
     if not (same_rules and old.items() <= new.items() and len(new) - len(old) == number):
         return None
@@ -261,8 +259,7 @@ def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | No
 
 def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
     """Ids of the pieces of a word that is not a token; [UNK] if the tokenizer cannot spell it or it is too long."""
-    inside = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-    found = [piece.id for piece in tokenizer.model.tokenize(token.removeprefix(inside))]
+    found = [piece.id for piece in tokenizer.model.tokenize(token)]
     return found or [special_ids(tokenizer)["unk"]]
 
 
@@ -270,13 +267,12 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
     """The form of a word that the model gets: normalized, and with the marker of a word's beginning if there is one.
 
     Raises:
-        ConfigError: the text is not a single word, or the word is longer than the tokenizer accepts.
+        ConfigError: the text is not a single word.
     """
     found = word_forms(tokenizer, word)
-    if len(found) != 1 or is_too_long(tokenizer, found[0]):
+    if len(found) != 1:
         raise ConfigError(
-            f"'{word[:40]}' cannot be added as a token: to the tokenizer, its {len(word)} characters are {len(found)} words, but "
-            "a token must be one word, and not longer than the tokenizer encodes",
+            f"'{word}' cannot be added as a token: the tokenizer splits it into {len(found)} words ({' '.join(found)})",
             hint="give one word per line, without spaces or punctuation inside, and leave this one out",
         )
     return found[0]
@@ -285,8 +281,8 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
 def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int) -> list[str]:
     """The words for which a dedicated token saves the most tokens: occurrences times the number of pieces beyond the first.
 
-    In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter, words that occur fewer
-    than three times, and words longer than WordPiece accepts are left out. Ties are sorted by their characters.
+    In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter and words
+    that occur fewer than three times are left out. Ties are sorted by their characters.
 
     Args:
         counts: number of occurrences of each word, in the form that the model gets.
@@ -296,7 +292,7 @@ def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int
     is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
     saved: dict[str, int] = {}
     for form, count in counts.items():
-        if count < _FEWEST or tokenizer.token_to_id(form) is not None or is_too_long(tokenizer, form):
+        if count < _FEWEST or tokenizer.token_to_id(form) is not None:
             continue
         text = decoders.ByteLevel().decode([form]) if is_byte_level else form
         pieces = pieces_of(tokenizer, form)

@@ -150,12 +150,6 @@ def _segmenter(name: SegmenterName) -> Callable[[str], Iterable[int]]:
     return lambda text: accumulate(map(len, split(text)), initial=0)
 
 
-def keeps_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens of a word within a text include the space before it, unlike those of the same word alone."""
-    alone, within = (tokenizer.encode(text, add_special_tokens=False).ids for text in ("a", " a"))
-    return bool(alone != within)
-
-
 def word_forms(tokenizer: Tokenizer, text: str) -> list[str]:
     """The words of a text in the form that the model gets, in order."""
     splitter, text = tokenizer.pre_tokenizer, text.strip()
@@ -164,9 +158,3 @@ def word_forms(tokenizer: Tokenizer, text: str) -> list[str]:
     text = normalized(tokenizer, text)
     words = [text] if splitter is None else [word for word, _ in splitter.pre_tokenize_str(text)]
     return list(filter(None, words))
-
-
-def is_too_long(tokenizer: Tokenizer, form: str) -> bool:
-    """Whether WordPiece encodes a word as [UNK] because of its length."""
-    model = tokenizer.model
-    return isinstance(model, models.WordPiece) and len(form) > model.max_input_chars_per_word
