@@ -38,7 +38,7 @@ def test_chinese_is_one_word(
     assert "pip install 'discern-nlp[zh]'" in said.err
     manifest = json.loads((tmp_path / "data" / "manifest.json").read_text())
     settings = manifest["configuration"]
-    assert (settings["language"], settings["train_tokenizer"], settings["vocab_size"]) == ("zh", "wordpiece", 21_128)
+    assert (settings["language"], settings["train"], settings["vocab_size"]) == ("zh", "wordpiece", 21_128)
     assert (settings["segmenter"], settings["lowercase"]) == ("none", True)
     assert manifest["statistics"]["documents"] == 60
     vocabulary = json.loads((tmp_path / "data" / "tokenizer.json").read_text())["model"]["vocab"]

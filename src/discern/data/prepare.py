@@ -63,7 +63,7 @@ from discern.data.sources.documents import CorpusOptions, Problem, ProblemLog
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, strips_accents, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
-from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
+from discern.data.tokenizer.tokens import percent, unknown_warning
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes, write_file
@@ -395,7 +395,7 @@ def _merge(
 def warnings_of(manifest: Manifest) -> list[str]:
     """Warnings to read before training on a data set."""
     statistics, heldout, settings = manifest.statistics, manifest.splits["heldout"], manifest.configuration
-    unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, OTHER_TOKENIZER, statistics.unknown_causes)
+    unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)
     fraction, copies = cast(float, settings["heldout"]), statistics.duplicates
     found = [unknown] if unknown is not None else []
     by_line = "" if settings["documents"] == "line" else ", or with --documents line"

@@ -131,7 +131,7 @@ class WordCache:
 
 BATCH_SENTENCES = 2048
 """Sentences per batch. An encoding of the library takes about 150 bytes per token, so long documents are encoded in batches."""
-_EXAMINED = 20  # sentences with unknown tokens, per batch
+_EXAMINED = 40  # sentences with unknown tokens, per batch
 
 
 class DocumentEncoder:

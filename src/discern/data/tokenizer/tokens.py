@@ -11,9 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Encoding, Regex, Tokenizer, pre_tokenizers
+from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 
-from discern.data.tokenizer.loading import naming_panics, normalized, special_ids
+from discern.data.tokenizer.loading import naming_panics, special_ids
+from discern.data.tokenizer.words import word_forms
 
 # Texts as ordinary text
 
@@ -49,7 +50,7 @@ def _without_special(tokenizer: Tokenizer) -> Tokenizer:
         return tokenizer
     copy = Tokenizer.from_str(tokenizer.to_str())
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
-    copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names.values()])
+    copy.add_special_tokens(list(names.values()))
     copy.encode_special_tokens = True
     copy.pre_tokenizer = separating(copy.pre_tokenizer, sorted(names.values()))
     return copy
@@ -58,7 +59,7 @@ def _without_special(tokenizer: Tokenizer) -> Tokenizer:
 def separating(before: pre_tokenizers.PreTokenizer | None, names: Sequence[str]) -> pre_tokenizers.PreTokenizer:
     """A pre-tokenizer that also separates each of the names after its first character, so that no piece spells it."""
     pattern = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names)
-    return pre_tokenizers.Sequence([*([before] if before else []), pre_tokenizers.Split(Regex(pattern), "isolated")])
+    return pre_tokenizers.Sequence([*([before] if before else []), pre_tokenizers.Split(Regex(pattern), "merged_with_previous")])
 
 
 # Tokens as readers see them, without the marks of a vocabulary
@@ -105,17 +106,10 @@ def shown_as(token: str, text: str) -> str:
 
 _UNKNOWN = "unknown to the vocabulary ([UNK]), so the model cannot tell them apart"
 
-OTHER_MODEL = (
-    "use a model whose vocabulary fits this text, or train one: "
-    "discern prepare TEXT --train-tokenizer bpe --out DATA, then discern pretrain --data DATA --out RUN"
+_ADVICE = (
+    "train a byte-level tokenizer on this text, to which no character is unknown (discern prepare TEXT --train-tokenizer bpe), "
+    "use a model whose vocabulary fits the text, or add words to that of a model: discern adapt --add-tokens 1000"
 )
-"""Advice for a model whose vocabulary is fixed."""
-
-OTHER_TOKENIZER = "train a byte-level tokenizer on this text instead, to which no character is unknown: --train-tokenizer bpe"
-"""Advice while a data set is prepared."""
-
-MORE_TOKENS = "add the missing words to its vocabulary (--add-tokens 1000), or train a model with a tokenizer of its own"
-"""Advice where a vocabulary can be extended."""
 
 
 class UnknownTokens:
@@ -144,23 +138,22 @@ class UnknownTokens:
         ids = map(self._id_of, tokens)
         self.add_ids([self._special["unk"] if number is None else number for number in ids])
 
-    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "", advice: str = OTHER_MODEL) -> None:
+    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "") -> None:
         """Report the fraction of unknown tokens so far, as a warning with advice if it is high.
 
         Args:
             note: prints a message.
             warn: prints a warning.
             of: name of the text that was counted, if there are several.
-            advice: one of the constants of this module.
         """
         before = f"{of}: " if of else ""
-        if warning := unknown_warning(self.unknown, self.tokens, advice):
+        if warning := unknown_warning(self.unknown, self.tokens):
             warn(f"{before}{warning}")
         elif self.tokens:
             note(f"{before}unknown tokens: {_counted(self.unknown, self.tokens)}")
 
 
-def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes: Mapping[str, int] | None = None) -> str | None:
+def unknown_warning(unknown: int, tokens: int, causes: Mapping[str, int] | None = None) -> str | None:
     """A warning about the fraction of unknown tokens, with advice; None if the fraction is low.
 
     Args:
@@ -172,7 +165,7 @@ def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes
         # A single cause is often a mistake, and is easy to mend.
         least = 0.001 if 2 * frequent[0][1] > total else 0.005
         because = f"; unknown are {', '.join(f'{cause}: {percent(count / total)}' for cause, count in frequent)}"
-    return f"{_counted(unknown, tokens)} are {_UNKNOWN}{because}; {advice}" if unknown > least * tokens else None
+    return f"{_counted(unknown, tokens)} are {_UNKNOWN}{because}; {_ADVICE}" if unknown > least * tokens else None
 
 
 def _counted(unknown: int, tokens: int) -> str:
@@ -191,7 +184,7 @@ def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str
     for text, encoding in zip(texts, encode_texts(tokenizer, texts), strict=True):
         for number, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
             if number == unknown:
-                word = normalized(tokenizer, text[start:stop])
+                word = "".join(word_forms(tokenizer, text[start:stop]))
                 lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
                 cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
                 causes[cause if longest is None or len(word) <= longest else f"words of more than {longest} characters"] += 1
