@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -20,7 +19,7 @@ TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 
 # Memory that the sample may take. Unigram's trainer takes some two minutes over 10 MB of English on two cores.
 SAMPLE_BYTES: dict[TokenizerKind, int] = {"wordpiece": 128 << 20, "bpe": 128 << 20, "unigram": 16 << 20}
-_ENTRY_BYTES = 150  # per sentence of the sample, besides its text
+_ENTRY = 200  # what a sentence of the sample takes besides its text
 _SPECIALS = list(SPECIAL_TOKENS.values())
 SMALLEST_SIZES: dict[TokenizerKind, int] = {"wordpiece": 32, "bpe": 261, "unigram": 33}
 """Numbers of entries that hold the special tokens and the smallest alphabet."""
@@ -32,23 +31,19 @@ def sample(sentences: Iterable[str], seed: int, limit: int) -> list[str]:
     Each sentence draws a number, and those with the smallest are kept.
 
     Args:
-        limit: bytes of memory that the sentences may take.
+        limit: characters of the sentences, each of which counts as 200 more; about the bytes of memory that they take.
     """
     draw, bound, size = random.Random(seed), 1.0, 0
     kept: list[tuple[float, str]] = []
     for sentence in sentences:
         if (number := draw.random()) < bound:
             kept.append((number, sentence))
-            size += _size(sentence)
+            size += len(sentence) + _ENTRY
         while size > limit and len(kept) > 1:
             bound *= 0.95
             kept = [entry for entry in kept if entry[0] < bound]
-            size = sum(_size(sentence) for _, sentence in kept)
+            size = sum(len(sentence) + _ENTRY for _, sentence in kept)
     return [sentence for _, sentence in kept]
-
-
-def _size(sentence: str) -> int:
-    return sys.getsizeof(sentence) + _ENTRY_BYTES
 
 
 def train_tokenizer(
