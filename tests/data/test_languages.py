@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.data import languages
+from discern.data import prepare
 from discern.data.languages import LANGUAGES, find_language
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.errors import ConfigError
@@ -32,26 +32,26 @@ def test_all_codes_of_iso_639_1_are_known() -> None:
 def test_a_language_decides_what_was_left_open(
     code: str, kind: str, size: int, lowercase: bool, segmenter: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    language = find_language(code)
-    found = language.completed(TokenizerChoice())
-    assert (found.train, found.vocab_size, found.lowercase) == (kind, size, lowercase)
-    found.check()
     for installed, expected in ((True, segmenter), (False, "none")):
-        monkeypatch.setattr(languages, "find_spec", lambda name: name if installed and name != "none" else None)  # noqa: B023
-        assert language.installed_segmenter() == expected
+        monkeypatch.setattr(prepare, "find_spec", lambda name: name if installed else None)  # noqa: B023
+        warnings: list[str] = []
+        found, chosen, _ = prepare.in_language(code, TokenizerChoice(), None, warnings.append)
+        assert (found.train, found.size, found.lowercase) == (kind, size, lowercase)
+        found.check()
+        assert chosen == expected
+        assert len(warnings) == (segmenter != expected)
 
 
 def test_what_was_asked_for_stays() -> None:
-    language = find_language("zh")
     given = TokenizerChoice(path=Path("vocab.txt"))
-    assert language.completed(given) is given
+    assert given.in_language("zh") is given
     asked = TokenizerChoice(train="bpe", vocab_size=500, lowercase=False)
-    assert language.completed(asked) == asked
+    assert asked.in_language("zh") == asked
 
 
 @pytest.mark.parametrize(
     ("code", "hint"),
-    [("chinese", "'zh' (Chinese)"), ("germn", "'de' (German)"), ("eng", "'en' (English)"), ("xx", "give a code of two letters")],
+    [("chinese", "'zh' (Chinese)"), ("germn", "'de' (German)"), ("eng", "'en' (English)"), ("xx", "give an ISO 639-1 code")],
 )
 def test_an_unknown_language_is_refused_with_a_suggestion(code: str, hint: str) -> None:
     with pytest.raises(ConfigError, match=f"unknown language '{code}'") as error:

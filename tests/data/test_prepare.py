@@ -235,8 +235,8 @@ def test_what_is_no_data_set_is_never_replaced(text: Path, overwrite: bool) -> N
     ("changes", "error", "says"),
     [
         ({"tokenizer": TokenizerChoice()}, ConfigError, "no tokenizer is given"),
-        ({"tokenizer": TokenizerChoice(Path("x"), "bpe")}, ConfigError, "both --tokenizer and --train-tokenizer"),
-        ({"tokenizer": TokenizerChoice(Path("x"), vocab_size=5)}, ConfigError, "--vocab-size requires --train-tokenizer"),
+        ({"tokenizer": TokenizerChoice(Path("x"), "bpe")}, ConfigError, "are for a new tokenizer"),
+        ({"tokenizer": TokenizerChoice(Path("x"), vocab_size=5)}, ConfigError, "are for a new tokenizer"),
         ({"tokenizer": TokenizerChoice(train="bpe", vocab_size=100)}, ConfigError, "at least 261"),
         ({"tokenizer": TokenizerChoice(Path("absent"))}, DataError, "tokenizer absent does not exist"),
         ({"inputs": ("absent.txt",)}, DataError, "absent.txt does not exist"),

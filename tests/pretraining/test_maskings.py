@@ -13,10 +13,10 @@ import pytest
 from discern.data.check import check
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
+from discern.data.languages import SegmenterName
 from discern.data.prepare import prepare
 from discern.data.sources.documents import CorpusOptions
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.model_files.run import load_run
 from discern.pretraining.estimate import estimate

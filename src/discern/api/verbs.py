@@ -19,11 +19,11 @@ from discern.data import prepare as preparing
 from discern.data.curation.contamination import EvaluationFiles
 from discern.data.executors import EngineName, available_cores
 from discern.data.job import PrepareOptions
+from discern.data.languages import SegmenterName
 from discern.data.prepare import warnings_of
 from discern.data.sources.documents import CorpusOptions, DocumentRule
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import TokenizerKind
-from discern.data.tokenizer.words import SegmenterName
 from discern.errors import ConfigError
 from discern.finetuning import run as finetuning
 from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples

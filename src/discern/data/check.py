@@ -23,7 +23,7 @@ from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions, Problem, ProblemLog
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenizer, special_ids
 from discern.data.tokenizer.choice import TokenizerChoice
-from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
+from discern.data.tokenizer.tokens import percent, unknown_warning
 from discern.errors import DiscernError
 from discern.progress import Progress
 from discern.storage.files import write_bytes
@@ -136,7 +136,7 @@ def check(
         advice += _advice(totals, lines, statistics, "tokens" if choice.path else "words")
         advice += _copies(counter, signatures, options)
     if statistics is not None and choice.path:
-        unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, OTHER_TOKENIZER, statistics.unknown_causes)
+        unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)
         advice += [unknown] if unknown is not None else []
     return CheckReport(
         documents=totals["documents"],

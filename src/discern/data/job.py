@@ -34,10 +34,11 @@ from discern.data.curation.contamination import ContaminationSearch, EvaluationF
 from discern.data.curation.filters import Rules, versions_of
 from discern.data.curation.near_duplicates import HASHES, banding, sign
 from discern.data.dataset.manifest import TOKENIZER_NAME
+from discern.data.languages import SegmenterName
 from discern.data.sources.corpus import Corpus, Input
 from discern.data.sources.documents import CorpusOptions, Document, ProblemLog
 from discern.data.tokenizer.encoding import DocumentEncoder, TokenBlock
-from discern.data.tokenizer.words import SegmenterName, check_segmenter
+from discern.data.tokenizer.words import check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.parsing import json_value
 from discern.storage.files import partial_name, replacing_file, write_bytes

@@ -16,6 +16,7 @@ from concurrent.futures import Executor, as_completed
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -55,15 +56,14 @@ from discern.data.job import (
     piece_results,
     signatures_of,
 )
-from discern.data.languages import find_language
+from discern.data.languages import LANGUAGES, SEGMENTERS, SegmenterName, find_language
 from discern.data.remote import remote_address, shown
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions, Problem, ProblemLog
 from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prepared, special_ids, strips_accents, vocab_size
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
-from discern.data.tokenizer.tokens import OTHER_TOKENIZER, percent, unknown_warning
-from discern.data.tokenizer.words import SegmenterName
+from discern.data.tokenizer.tokens import percent, unknown_warning
 from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes
@@ -124,14 +124,15 @@ def in_language(
     """
     if code is None:
         return choice, segmenter or "none", None
-    language = find_language(code)
-    chosen = segmenter or language.installed_segmenter()
-    if segmenter is None and chosen != language.segmenter:
+    code = find_language(code)
+    suited = SEGMENTERS.get(code, "none")
+    if segmenter is None and suited != "none" and find_spec(suited) is None:
         warn(
-            f"{language.name} words are not segmented, as {language.segmenter} is not installed; to mask whole words: "
-            f"pip install 'discern-nlp[{language.code}]'"
+            f"{LANGUAGES[code]} words are not segmented, as {suited} is not installed; to mask whole words: "
+            f"pip install 'discern-nlp[{code}]'"
         )
-    return language.completed(choice), chosen, language.code
+        suited = "none"
+    return choice.in_language(code), segmenter or suited, code
 
 
 def prepare(
@@ -288,9 +289,9 @@ def _tokenizer_of(
     if (work / _INFO_NAME).is_file():
         tokenizer = prepared(Tokenizer.from_file(str(work / TOKENIZER_NAME)), "the tokenizer")
         return tokenizer, TokenizerInfo.model_validate_json((work / _INFO_NAME).read_bytes())
-    trained = train_on(text, choice, options.seed, options.workers, progress, options.filters) if given is None else None
-    encoder = trained.tokenizer if trained is not None else given
-    assert encoder is not None
+    encoder, sample = given, list[str]()
+    if encoder is None:
+        encoder, sample = train_on(text, choice, options.seed, options.workers, progress, options.filters)
     info = TokenizerInfo(
         fingerprint=fingerprint(encoder),
         kind=type(encoder.model).__name__.lower(),
@@ -298,8 +299,8 @@ def _tokenizer_of(
         special_tokens=special_ids(encoder),
         lowercase=lowercases(encoder),
         strips_accents=strips_accents(encoder),
-        trained_on_sentences=trained.sentences if trained else None,
-        trained_on_characters=trained.characters if trained else None,
+        trained_on_sentences=len(sample) or None,
+        trained_on_characters=sum(map(len, sample)) or None,
     )
     write_bytes(work / TOKENIZER_NAME, encoder.to_str().encode())
     write_bytes(work / _INFO_NAME, info.model_dump_json().encode())
@@ -391,7 +392,7 @@ def _merge(
 def warnings_of(manifest: Manifest) -> list[str]:
     """Warnings to read before training on a data set."""
     statistics, heldout, settings = manifest.statistics, manifest.splits["heldout"], manifest.configuration
-    unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, OTHER_TOKENIZER, statistics.unknown_causes)
+    unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)
     fraction, copies = cast(float, settings["heldout"]), statistics.duplicates
     found = [unknown] if unknown is not None else []
     by_line = "" if settings["documents"] == "line" else ", or with --documents line"

@@ -15,7 +15,7 @@ from tokenizers import Encoding
 from discern.corruption.masking import Sampling, chosen_share
 from discern.data.tokenizer import special_tokens
 from discern.data.tokenizer.tokens import encode_texts
-from discern.data.tokenizer.words import Sentences, word_finder
+from discern.data.tokenizer.words import WordFinder
 from discern.errors import ConfigError, NumericsError
 from discern.inference import PREFERRED, scorers
 from discern.inference.rows import TextModel, best_places, moved, windows_of
@@ -306,7 +306,7 @@ class TextScorer(TextModel):
         """Whether each token starts a word, as in a data set prepared without a segmenter."""
         lengths = np.array([len(encoding) for encoding in encodings], dtype=np.int64)
         ids = np.array([number for encoding in encodings for number in encoding.ids], dtype=np.uint32)
-        starts = word_finder(self.tokenizer).starts(Sentences(list(texts), ids, lengths, encodings))
+        starts = WordFinder(self.tokenizer).starts(ids, lengths, texts, encodings)
         ends = np.cumsum(lengths)
         return [tuple(starts[end - length : end].tolist()) for end, length in zip(ends, lengths, strict=True)]
 

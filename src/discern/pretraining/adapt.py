@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.batching.mixture import sources_of
-from discern.data.tokenizer.tokens import MORE_TOKENS, UnknownTokens
+from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective
@@ -84,7 +84,7 @@ def adapt(
     for name, text in sources_of(planned.data).items():
         counts, warn = text.manifest.statistics, warning_to(progress)
         unknown = UnknownTokens(text.tokenizer(), counts.tokens, counts.unknown_tokens)
-        unknown.report(progress.note, warn, f"{name} text", MORE_TOKENS)
+        unknown.report(progress.note, warn, f"{name} text")
 
     # Measure, train and measure again
     path = out / ADAPTATION_FILE

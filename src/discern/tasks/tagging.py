@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Table
-from discern.data.tokenizer.words import UNSPACED, keeps_spaces
+from discern.data.tokenizer.words import UNSPACED
 from discern.errors import DataError, did_you_mean
 from discern.models.config import ModelConfig
 from discern.models.fused_ops import Dropout
@@ -170,7 +170,9 @@ class Tagging(Task[TaggingExample]):
 
         # Tokenize each distinct word once. In running text, words follow a space, unless their script has none.
         sentences: list[Sequence[str]] = [example.words for example in examples]
-        if keeps_spaces(text.tokenizer):
+        # The tokens of a word within a text may include the space before it, unlike those of the same word alone.
+        alone, within = (text.tokenizer.encode(word, add_special_tokens=False).ids for word in ("a", " a"))
+        if alone != within:
             sentences = [
                 [*words[:1], *(word if UNSPACED.match(word) else f" {word}" for word in words[1:])] for words in sentences
             ]

@@ -44,7 +44,7 @@ def test_nothing_gives_an_empty_block(encoder: DocumentEncoder) -> None:
 def test_batches_make_no_difference(encoder: DocumentEncoder, monkeypatch: pytest.MonkeyPatch) -> None:
     documents = made_up(50)
     whole = encoder.encode(documents)[0]
-    monkeypatch.setattr(module, "BATCH_CHARACTERS", 100)
+    monkeypatch.setattr(module, "BATCH_SENTENCES", 7)
     pieces = encoder.encode(documents)[0]
     for name in ("tokens", "word_starts", "sentence_lengths", "document_sentences", "digests"):
         np.testing.assert_array_equal(getattr(pieces, name), getattr(whole, name))

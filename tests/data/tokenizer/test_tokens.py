@@ -7,7 +7,7 @@ from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer import TokenTexts, prepared, special_ids
 from discern.data.tokenizer.encoding import DocumentEncoder
-from discern.data.tokenizer.tokens import MORE_TOKENS, UnknownTokens, causes_of_unknown, encode_texts, unknown_warning
+from discern.data.tokenizer.tokens import UnknownTokens, causes_of_unknown, encode_texts, unknown_warning
 from discern.data.tokenizer.training import TokenizerKind, train_tokenizer
 from tests.small.tokenizers import small_tokenizer
 
@@ -94,10 +94,10 @@ def test_parts_of_a_character_are_named_alone_and_read_together() -> None:
     assert texts.shown(ids[-1]) == tokenizer.id_to_token(ids[-1])
 
 
-def told(counter: UnknownTokens, of: str = "", **options: str) -> tuple[list[str], list[str]]:
+def told(counter: UnknownTokens, of: str = "") -> tuple[list[str], list[str]]:
     notes: list[str] = []
     warnings: list[str] = []
-    counter.report(notes.append, warnings.append, of, **options)
+    counter.report(notes.append, warnings.append, of)
     return notes, warnings
 
 
@@ -127,19 +127,18 @@ def test_a_low_share_is_a_note_and_a_high_one_a_warning_with_advice() -> None:
     _, (warning,) = told(UnknownTokens(tokenizer, 101, 6), "reviews")
     assert warning.startswith("reviews: 6 of 101 tokens (5.94%) are unknown to the vocabulary")
     assert "discern prepare TEXT --train-tokenizer" in warning
-    assert "--add-tokens" in told(UnknownTokens(tokenizer, 2, 1), advice=MORE_TOKENS)[1][0]
 
 
 def test_a_low_share_of_one_cause_is_a_warning() -> None:
     several, one = {"a": 5, "b": 5}, {"a": 9, "b": 1}
-    assert unknown_warning(3, 1000) is unknown_warning(3, 1000, causes=several) is unknown_warning(1, 1000, causes=one) is None
-    assert "unknown are a: 50%, b: 50%;" in (unknown_warning(6, 1000, causes=several) or "")
-    assert "unknown are a: 90%, b: 10%;" in (unknown_warning(3, 1000, causes=one) or "")
+    assert unknown_warning(3, 1000) is unknown_warning(3, 1000, several) is unknown_warning(1, 1000, one) is None
+    assert "unknown are a: 50%, b: 50%;" in (unknown_warning(6, 1000, several) or "")
+    assert "unknown are a: 90%, b: 10%;" in (unknown_warning(3, 1000, one) or "")
 
 
 def test_causes() -> None:
     tokenizer, text = small_tokenizer("wordpiece, lower-cased"), "the ☂a aa☃ " + "a" * 201
-    assert causes_of_unknown(tokenizer, [text], [tokenizer.encode(text, add_special_tokens=False)]) == {
+    assert causes_of_unknown(tokenizer, [text]) == {
         "'☂' (U+2602)": 1,
         "'☃' (U+2603)": 1,
         "words of more than 200 characters": 1,

@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from discern.data.languages import SEGMENTERS
+from discern.data.languages import SEGMENTERS, SegmenterName
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.training import TokenizerKind
-from discern.data.tokenizer.words import SegmenterName, check_segmenter
+from discern.data.tokenizer.words import check_segmenter
 from discern.errors import ConfigError
 from tests.data.tokenizer.test_training import TEXT, tokenizer_of
 
@@ -101,7 +101,7 @@ def test_segmenters_part_words_and_leave_the_ids(segmenter: SegmenterName, text:
 def test_a_segmenter_that_is_not_installed_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("discern.data.tokenizer.words.find_spec", lambda name: None)
     check_segmenter("none")
-    for name, extra in SEGMENTERS.items():
+    for extra, name in SEGMENTERS.items():
         with pytest.raises(ConfigError, match=f"{name}, which is not installed") as refused:
             check_segmenter(name)
         assert f"discern-nlp[{extra}]" in str(refused.value.hint)

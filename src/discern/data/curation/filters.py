@@ -15,7 +15,7 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
-from discern.data.languages import LANGUAGES, base_code
+from discern.data.languages import LANGUAGES, find_language
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError, DataError
 from discern.registry import Registry
@@ -114,11 +114,11 @@ def language(argument: str | None) -> Rule:
     identifier = _language_identifier()
     codes = []
     for given in match[1].split("+"):
-        code = base_code(given)
+        code = given.lower().partition("-")[0]
         code = "no" if code == "nb" else code  # the identifier has one code for both, and nn for Nynorsk
         if code not in identifier.labels:
             raise ConfigError(
-                f"the filter language cannot identify '{given}'",
+                f"the filter language cannot identify {LANGUAGES[find_language(given)]} ({code})",
                 hint=f"it knows {len(identifier.labels)} languages: {' '.join(sorted(identifier.labels))}",
             )
         codes.append(code)

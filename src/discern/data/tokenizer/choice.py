@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tokenizers import Tokenizer, normalizers
@@ -13,15 +13,20 @@ from discern.data.curation.filters import Rules, all_left_out
 from discern.data.executors import ProcessExecutor
 from discern.data.sources.corpus import Corpus, CorpusProgress
 from discern.data.sources.documents import ProblemLog
-from discern.data.tokenizer import prepared
-from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_json
+from discern.data.tokenizer import prepared, strips_accents
+from discern.data.tokenizer.training import SAMPLE_BYTES, SMALLEST_SIZES, TokenizerKind, sample, train_tokenizer
 from discern.errors import ConfigError
 from discern.progress import Progress
 
-DEFAULT_VOCAB_SIZE = 30522
+_DEFAULT_SIZE, _CHINESE_SIZE = 30_522, 21_128  # those of BERT
+# A lower-casing WordPiece also removes accents, as in BERT. That suits English and languages written with the same letters.
+# Elsewhere it merges words, removes vowel signs from Hindi and Thai, and splits Hangul into its parts. Chinese has no case.
+_LOWERCASED = {"en", "zh", "id", "ms", "tl", "sw"}
+# Languages without spaces between words, in which a "word" of WordPiece would be a whole clause. Ideographs are split anyway.
+_WITHOUT_SPACES = {"ja", "th", "lo", "km", "my", "bo", "dz"}
 _EXAMINED = 2000  # sentences
 _MANY_ACCENTS = 0.01  # fraction of accented words; in English fewer, in languages in which accents distinguish words more
-_without_accents = normalizers.Sequence([normalizers.NFD(), normalizers.StripAccents(), normalizers.NFC()]).normalize_str
+_without_accents = normalizers.BertNormalizer(handle_chinese_chars=False).normalize_str
 
 
 @dataclass(frozen=True)
@@ -48,24 +53,35 @@ class TokenizerChoice:
         Raises:
             ConfigError: both or neither of path and kind are given, or the vocabulary is too small.
         """
-        if self.path is not None and self.train is not None:
-            raise ConfigError("both --tokenizer and --train-tokenizer are given", hint="leave out one of them")
+        if self.path is not None and (self.train or self.vocab_size) is not None:
+            raise ConfigError(
+                "--train-tokenizer and --vocab-size are for a new tokenizer, but --tokenizer is given",
+                hint="leave out the one or the other",
+            )
         if self.path is None and self.train is None:
             raise ConfigError(
                 "no tokenizer is given",
                 hint="add --tokenizer PATH to use one, or --train-tokenizer wordpiece --vocab-size 8000 to train one",
             )
-        if self.path is not None and self.vocab_size is not None:
+        if self.train is not None and self.size < (least := SMALLEST_SIZES[self.train]):
             raise ConfigError(
-                "--vocab-size requires --train-tokenizer; the size of an existing tokenizer is fixed", hint="omit it"
+                f"a {self.train} vocabulary needs at least {least} entries, not {self.size}",
+                hint="8000 is usual for a small corpus: --vocab-size 8000",
             )
-        if self.train is not None:
-            check_vocab_size(self.train, self.size)
+
+    def in_language(self, code: str) -> TokenizerChoice:
+        """The choice with the defaults of a language. A tokenizer is trained unless one is given."""
+        if self.path is not None:
+            return self
+        kind: TokenizerKind = "unigram" if code in _WITHOUT_SPACES else "wordpiece"
+        lowercase = code in _LOWERCASED if self.lowercase is None else self.lowercase
+        size = _CHINESE_SIZE if code == "zh" and self.vocab_size is None else self.vocab_size
+        return replace(self, train=self.train or kind, vocab_size=size, lowercase=lowercase)
 
     @property
     def size(self) -> int:
         """Number of entries to train."""
-        return DEFAULT_VOCAB_SIZE if self.vocab_size is None else self.vocab_size
+        return _DEFAULT_SIZE if self.vocab_size is None else self.vocab_size
 
     @property
     def lowercases(self) -> bool:
@@ -73,19 +89,10 @@ class TokenizerChoice:
         return self.train == "wordpiece" if self.lowercase is None else self.lowercase
 
 
-@dataclass(frozen=True)
-class TrainedTokenizer:
-    """A trained tokenizer and the size of its training sample."""
-
-    tokenizer: Tokenizer
-    sentences: int
-    characters: int
-
-
 def train_on(
     corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress, filters: Sequence[str] = ()
-) -> TrainedTokenizer:
-    """Train a tokenizer on a sample of the whole input, without what filters leave out.
+) -> tuple[Tokenizer, list[str]]:
+    """Train a tokenizer on a sample of the whole input, without what filters leave out; the tokenizer and the sample.
 
     Raises:
         ConfigError: the input cannot be read twice.
@@ -97,24 +104,29 @@ def train_on(
             "the input is read twice to train a tokenizer, which is not possible with standard input or a pipe",
             hint="save the text to a file first, or give a --tokenizer",
         )
-    sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
-    rules = Rules(filters)
+    rules, filtered = Rules(filters), Counter[str]()
     meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
-    filtered = Counter[str]()
-    for document in meter.read(ProblemLog()):
-        if not isinstance(document, list):
-            raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
-        kept, left_out = rules.apply([document])
-        filtered += left_out
-        for sentences in kept:
-            sample.add(sentences or ())
-        meter.show()
+
+    def sentences() -> Iterator[str]:
+        for document in meter.read(ProblemLog()):
+            if not isinstance(document, list):
+                raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
+            (kept,), left_out = rules.apply([document])
+            filtered.update(left_out)
+            yield from kept or ()
+            meter.show()
+
+    texts = sample(sentences(), seed, SAMPLE_BYTES[choice.train])
     meter.finish()
-    texts = sample.sentences()
     if filtered and not texts:
         raise all_left_out(filtered)
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")
-    if choice.train == "wordpiece" and choice.lowercases and not choice.keep_accents:
+    # In a separate process, because the library cannot be interrupted while it trains.
+    with ProcessExecutor(1, threads) as executor:
+        task = executor.submit(train_tokenizer, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents)
+        tokenizer = prepared(task.result(), "the trained tokenizer")
+    progress.finish()
+    if strips_accents(tokenizer):
         words = " ".join(texts[:_EXAMINED]).lower().split()
         accented = [word for word in words if _without_accents(word) != word]
         if len(accented) > _MANY_ACCENTS * len(words):
@@ -122,9 +134,4 @@ def train_on(
                 f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
                 f"'{_without_accents(accented[0])}' become one word; to keep accents: --keep-accents, or --cased"
             )
-    # In a separate process, because the library cannot be interrupted while it trains.
-    with ProcessExecutor(1, threads) as executor:
-        trained = executor.submit(train_json, choice.train, choice.size, choice.lowercases, texts, choice.keep_accents).result()
-    progress.finish()
-    tokenizer = prepared(Tokenizer.from_str(trained), f"the trained {choice.train} tokenizer")
-    return TrainedTokenizer(tokenizer, len(texts), sum(map(len, texts)))
+    return tokenizer, texts

@@ -6,17 +6,18 @@ import hashlib
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, fields
-from itertools import chain, pairwise
+from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 from jaxtyping import Bool, Int, UInt
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, normalizers, pre_tokenizers
 
+from discern.data.languages import SegmenterName
 from discern.data.sources.documents import Document
-from discern.data.tokenizer import SPECIAL_TOKENS, naming_panics, prepared, special_ids, vocab_size
+from discern.data.tokenizer import SPECIAL_TOKENS, prepared, special_ids, vocab_size
 from discern.data.tokenizer.tokens import causes_of_unknown, encode_texts
-from discern.data.tokenizer.words import SegmenterName, Sentences, word_finder
+from discern.data.tokenizer.words import WordFinder
 from discern.errors import DataError
 
 DIGEST_BYTES = 16
@@ -43,11 +44,6 @@ class TokenBlock:
     digests: UInt[np.ndarray, "D 16"]
     characters: Int[np.ndarray, " D"]
 
-    @classmethod
-    def joined(cls, blocks: Sequence[TokenBlock]) -> TokenBlock:
-        """The documents of several blocks, of which there is at least one."""
-        return cls(*(np.concatenate([getattr(block, field.name) for block in blocks]) for field in fields(cls)))
-
     @property
     def num_documents(self) -> int:
         """Number of documents in the block."""
@@ -56,16 +52,11 @@ class TokenBlock:
     @property
     def document_lengths(self) -> Int[np.ndarray, " D"]:
         """Number of tokens of each document."""
-        if not self.num_documents:
-            return np.zeros(0, dtype=np.int64)
-        firsts = np.cumsum(self.document_sentences) - self.document_sentences
-        lengths: np.ndarray = np.add.reduceat(self.sentence_lengths, firsts)
+        lengths: np.ndarray = np.diff(np.cumsum(self.sentence_lengths)[np.cumsum(self.document_sentences) - 1], prepend=0)
         return lengths
 
     def select(self, chosen: Bool[np.ndarray, " D"]) -> TokenBlock:
         """The documents where `chosen` is True, in order."""
-        if chosen.all():
-            return self
         sentences = np.repeat(chosen, self.document_sentences)
         tokens = np.repeat(sentences, self.sentence_lengths)
         return TokenBlock(
@@ -79,9 +70,8 @@ class TokenBlock:
 
     def documents(self, start: int, stop: int) -> TokenBlock:
         """Documents `start` to `stop`."""
-        chosen = np.zeros(self.num_documents, dtype=bool)
-        chosen[start:stop] = True
-        return self.select(chosen)
+        places = np.arange(self.num_documents)
+        return self.select((start <= places) & (places < stop))
 
 
 _CAPACITY = 1 << 17
@@ -96,8 +86,8 @@ class WordCache:
     """Encodes with BERT's WordPiece, each word once: faster than the library for most languages, with the same ids.
 
     BERT's normalizer considers one character at a time, with its marks, and words end at ASCII spaces, punctuation and
-    ideographs at the latest. The pieces between those can therefore be encoded separately and cached. (ASCII control
-    characters are removed, which joins the text around them: a sentence that contains any is encoded as a whole.)
+    ideographs at the latest. The pieces between those can therefore be encoded separately and cached. ASCII control
+    characters, which the normalizer removes, are removed before, since that joins the text around them.
 
     Args:
         tokenizer: a tokenizer for which `applies` is true.
@@ -114,25 +104,21 @@ class WordCache:
         """Whether this is BERT's tokenizer, with no added tokens except for the special ones."""
         added = {token.content for token in tokenizer.get_added_tokens_decoder().values()}
         return (
-            isinstance(tokenizer.model, models.WordPiece)
-            and isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
+            isinstance(tokenizer.normalizer, normalizers.BertNormalizer)
             and isinstance(tokenizer.pre_tokenizer, pre_tokenizers.BertPreTokenizer)
             and added <= set(SPECIAL_TOKENS.values())
-            and tokenizer.encode_special_tokens
         )
 
     def encode(self, sentences: Sequence[str]) -> tuple[list[int], Int[np.ndarray, " S"]] | None:
         """The ids of all sentences and the length of each. None if most pieces are new, as in Thai: the library is faster."""
-        whole = {sentence for sentence in sentences if _CONTROLS.search(sentence)}
-        pieces = [[sentence] if sentence in whole else self._pieces.findall(sentence) for sentence in sentences]
+        pieces = [self._pieces.findall(_CONTROLS.sub("", sentence)) for sentence in sentences]
         new = list(set(chain.from_iterable(pieces)) - self._ids.keys())
         if sum(map(len, new)) > _MISSES_WORTH_IT * sum(map(len, sentences)):
             return None
         if len(self._ids) + len(new) > _CAPACITY:
             self._ids = {}
             new = list(set(chain.from_iterable(pieces)))
-        with naming_panics("the tokenizer"):
-            encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
+        encodings = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
         self._ids.update(zip(new, (encoding.ids for encoding in encodings), strict=True))
         find = self._ids.__getitem__
         flat: list[int] = []
@@ -140,14 +126,12 @@ class WordCache:
         for sentence in pieces:
             flat += chain.from_iterable(map(find, sentence))
             ends.append(len(flat))
-        for text in whole:  # not worth remembering
-            del self._ids[text]
         return flat, np.diff(np.array(ends, dtype=np.int64), prepend=0)
 
 
-BATCH_CHARACTERS = 1 << 18
-"""Characters per batch. An encoding of the library takes about 150 bytes per token, so text is encoded in batches."""
-_EXAMINED = 20  # sentences with unknown tokens, per batch
+BATCH_SENTENCES = 2048
+"""Sentences per batch. An encoding of the library takes about 150 bytes per token, so long documents are encoded in batches."""
+_EXAMINED = 40  # sentences with unknown tokens, per batch
 
 
 class DocumentEncoder:
@@ -160,7 +144,7 @@ class DocumentEncoder:
 
     def __init__(self, tokenizer_json: str, segmenter: SegmenterName) -> None:
         self._tokenizer = prepared(Tokenizer.from_str(tokenizer_json), "the tokenizer")
-        self._words = word_finder(self._tokenizer, segmenter)
+        self._words = WordFinder(self._tokenizer, segmenter)
         by_word = WordCache.applies(self._tokenizer) and not self._words.needs_encodings
         self._cache = WordCache(self._tokenizer) if by_word else None
         self._special = special_ids(self._tokenizer)
@@ -183,11 +167,12 @@ class DocumentEncoder:
             DataError: a token id is not in the vocabulary.
         """
         if documents and isinstance(documents[0], np.ndarray):
-            found = [self._take(np.asarray(ids)) for ids in documents]
-            return TokenBlock.joined(found), np.array([block.num_documents > 0 for block in found]), Counter()
+            return *self._take([np.asarray(ids) for ids in documents]), Counter()
         unknown = Counter[str]()
+        texts = list(chain.from_iterable(documents))
         # The encodings of a batch are freed before the next batch is encoded.
-        batches = [self._encode_batch(texts, unknown) for texts in _batches(list(chain.from_iterable(documents)))]
+        firsts = range(0, max(1, len(texts)), BATCH_SENTENCES)
+        batches = [self._encode_batch(texts[first : first + BATCH_SENTENCES], unknown) for first in firsts]
         tokens, word_starts, lengths = (np.concatenate(column) for column in zip(*batches, strict=True))
         filled = lengths > 0
         owners = np.repeat(np.arange(len(documents)), np.array([len(document) for document in documents], dtype=np.int64))
@@ -200,43 +185,44 @@ class DocumentEncoder:
 
     def _encode_batch(self, texts: list[str], unknown: Counter[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Tokens, word starts and the length of each sentence. Causes of unknown tokens are counted."""
-        sentences = self._sentences(texts)
-        # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
-        rows = np.repeat(np.arange(len(texts)), sentences.lengths)[sentences.ids == self._special["unk"]]
-        examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
-        unknown += causes_of_unknown(self._tokenizer, examined, encode_texts(self._tokenizer, examined))
-        return self._written[sentences.ids], self._words.starts(sentences), sentences.lengths
-
-    def _sentences(self, texts: list[str]) -> Sentences:
+        encodings: list[Encoding] = []
         if self._cache is not None and (found := self._cache.encode(texts)) is not None:
-            return Sentences(texts, np.array(found[0], dtype=self._dtype), found[1], None)
-        encodings = encode_texts(self._tokenizer, texts, ids_only=not self._words.needs_encodings)
-        lengths = np.fromiter((len(e) for e in encodings), dtype=np.int64, count=len(encodings))
-        ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
-        return Sentences(texts, ids, lengths, encodings)
+            ids, lengths = np.array(found[0], dtype=self._dtype), found[1]
+        else:
+            encodings = encode_texts(self._tokenizer, texts, ids_only=not self._words.needs_encodings)
+            lengths = np.fromiter(map(len, encodings), dtype=np.int64, count=len(encodings))
+            ids = np.fromiter(chain.from_iterable(e.ids for e in encodings), dtype=self._dtype, count=int(lengths.sum()))
+        # The first sentences with unknown tokens are encoded again, with offsets, to tell why.
+        rows = np.repeat(np.arange(len(texts)), lengths)[ids == self._special["unk"]]
+        examined = [texts[row] for row in np.unique(rows)[:_EXAMINED]]
+        unknown += causes_of_unknown(self._tokenizer, examined)
+        return self._written[ids], self._words.starts(ids, lengths, texts, encodings), lengths
 
-    def _take(self, ids: np.ndarray) -> TokenBlock:
-        """Documents of token ids, each one sentence.
+    def _take(self, documents: Sequence[np.ndarray]) -> tuple[TokenBlock, Bool[np.ndarray, " N"]]:
+        """Documents of token ids, each one sentence; and for each of the N arrays, whether it has any.
 
-        They end at [SEP] and at the end-of-document token; [CLS] and padding are left out. Where words are found in the text
-        only, every token counts as a word.
+        They end at [SEP] and at the end-of-document token, too; [CLS] and padding are left out. Where words are found in the
+        text only, every token counts as a word.
         """
-        if len(ids) and not (ids.min() >= 0 and ids.max() < len(self._written)):
-            wrong = int(ids.min() if ids.min() < 0 else ids.max())
-            raise DataError(
-                f"token id {wrong} is beyond the vocabulary, which has {len(self._written):,} entries",
-                hint="give the tokenizer that the ids were made with: --tokenizer PATH",
-            )
-        ends = np.isin(ids, [self._special[role] for role in ("sep", "eod") if role in self._special])
-        kept = ~ends & ~np.isin(ids, [self._special["cls"], self._special["pad"]])
-        tokens, lengths = self._written[ids[kept]], np.bincount((np.cumsum(ends) - ends)[kept])
-        lengths = lengths[lengths > 0]
-        starts = np.ones(len(tokens), dtype=bool)
-        if not self._words.needs_encodings:
-            starts = self._words.starts(Sentences((), tokens, lengths, None))
-        digests = _digests(part.tobytes() for part in np.split(tokens, np.cumsum(lengths)[:-1]) if len(part))
-        ones = np.ones(len(lengths), dtype=np.int64)
-        return TokenBlock(tokens, starts, lengths, ones, digests, 0 * ones)
+        ends = [self._special[role] for role in ("sep", "eod") if role in self._special]
+        left_out = [*ends, self._special["cls"], self._special["pad"]]
+        found: list[np.ndarray] = []
+        kept = []
+        for ids in documents:
+            if len(wrong := ids[(ids < 0) | (ids >= len(self._written))]):
+                raise DataError(
+                    f"token id {wrong[0]} is beyond the vocabulary, which has {len(self._written):,} entries",
+                    hint="give the tokenizer that the ids were made with: --tokenizer PATH",
+                )
+            parts = np.split(ids, np.flatnonzero(np.isin(ids, ends)))
+            filled = [tokens for part in parts if len(tokens := part[~np.isin(part, left_out)])]
+            kept.append(len(filled) > 0)
+            found += [self._written[tokens] for tokens in filled]
+        tokens = np.concatenate([self._written[:0], *found])
+        lengths = np.array(list(map(len, found)), dtype=np.int64)
+        starts = np.ones(len(tokens), dtype=bool) if self._words.needs_encodings else self._words.starts(tokens, lengths)
+        digests, ones = _digests(part.tobytes() for part in found), np.ones_like(lengths)
+        return TokenBlock(tokens, starts, lengths, ones, digests, 0 * ones), np.array(kept)
 
 
 def token_dtype(size: int) -> np.dtype:
@@ -247,10 +233,3 @@ def token_dtype(size: int) -> np.dtype:
 def _digests(contents: Iterable[bytes]) -> np.ndarray:
     raw = b"".join(hashlib.blake2b(content, digest_size=DIGEST_BYTES).digest() for content in contents)
     return np.frombuffer(raw, dtype=np.uint8).reshape(-1, DIGEST_BYTES)
-
-
-def _batches(sentences: list[str]) -> list[list[str]]:
-    """Runs of sentences of about `BATCH_CHARACTERS` characters; at least one."""
-    ends = np.cumsum([len(sentence) for sentence in sentences], dtype=np.int64) // BATCH_CHARACTERS
-    bounds = [0, *(np.flatnonzero(np.diff(ends)) + 1).tolist(), len(sentences)]
-    return [sentences[start:stop] for start, stop in pairwise(bounds)]

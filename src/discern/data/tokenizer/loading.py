@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from io import BytesIO
@@ -15,7 +16,6 @@ from pathlib import Path
 from re import escape
 from struct import unpack
 from typing import TYPE_CHECKING, Any
-from unicodedata import normalize
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -102,9 +102,7 @@ def _from_entries(text: str, settings: Mapping[str, Any], lowercase: bool | None
         cased = any(entry != entry.lower() for entry in vocabulary if entry[:1] not in ("[", "<"))
         lowercase = not cased if stated is None else stated
     if strips is None:
-        # A tokenizer that strips accents never produces entries with them.
-        accented = stated is None and any(normalize("NFD", entry) != entry for entry in vocabulary)
-        strips = lowercase and not accented
+        strips = lowercase
     chinese = settings.get("tokenize_chinese_chars", True)
     return bert_wordpiece(vocabulary, lowercase, strips and not keep_accents, chinese)
 
@@ -123,9 +121,8 @@ def bert_wordpiece(
     Words of more than 200 characters become [UNK], as in the released ELECTRA code.
     """
     tokenizer = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=200))
-    strip = lowercase if strip_accents is None else strip_accents
     tokenizer.normalizer = normalizers.BertNormalizer(
-        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip, lowercase=lowercase
+        clean_text=True, handle_chinese_chars=chinese, strip_accents=strip_accents, lowercase=lowercase
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
@@ -144,17 +141,13 @@ def prepared(tokenizer: Tokenizer, name: str, settings: Mapping[str, Any] | None
         DataError: a special token is missing, or one token has two roles.
     """
     names = special_names(tokenizer, settings)
-    missing = [SPECIAL_TOKENS[role] for role, token in names.items() if tokenizer.token_to_id(token) is None]
+    uses = Counter(names.values())
+    missing = [SPECIAL_TOKENS[role] for role, each in names.items() if tokenizer.token_to_id(each) is None or uses[each] > 1]
     if missing:
         raise DataError(
             f"{name}: the vocabulary has no {' and no '.join(missing)}; discern needs {' '.join(SPECIAL_TOKENS.values())}, or "
-            "other tokens that tokenizer_config.json names for these roles",
+            f"another token for each of these roles that tokenizer_config.json names; found are {names}",
             hint=f"add to the vocabulary, one token per line: {' '.join(missing)}; or {_ADVICE}",
-        )
-    if len(set(names.values())) < len(names):
-        raise DataError(
-            f"{name}: one token has two roles, as in language models: {names}; discern needs another token for each role",
-            hint="use the tokenizer of a model that fills in masked words, such as BERT or ELECTRA",
         )
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -203,12 +196,11 @@ def special_names(tokenizer: Tokenizer, settings: Mapping[str, Any] | None = Non
         if recorded.keys() >= set(SPECIAL_TOKENS.values()):
             return {role: recorded[token]["tokens"][0] for role, token in SPECIAL_TOKENS.items()}
     names = {}
+    stated = {key: value.get("content") if isinstance(value, dict) else value for key, value in (settings or {}).items() if value}
     for role, usual in SPECIAL_TOKENS.items():
-        stated = [(settings or {}).get(f"{each}_token") for each in (role, _INSTEAD.get(role))]
-        own, instead = (each["content"] if isinstance(each, dict) else each for each in stated)
+        own, instead = (stated.get(f"{each}_token", usual) for each in (role, _INSTEAD.get(role)))
         candidates = (own, usual, instead, *_OTHER_NAMES.get(role, (f"<{role}>",)))
-        present = (each for each in candidates if isinstance(each, str) and tokenizer.token_to_id(each) is not None)
-        names[role] = next(present, usual)
+        names[role] = next((each for each in candidates if tokenizer.token_to_id(each) is not None), usual)
     return names
 
 
@@ -279,8 +271,8 @@ def from_sentencepiece(content: bytes) -> Tokenizer:
     Reference: SentencePiece 0.2.3, sentencepiece_model.proto, normalizer.cc, unigram_model.cc, bpe_model.cc.
 
     Differs: where two ways to split a text are equally likely, which SentencePiece decides by rounding; where NFKC changes a
-    character before a mark that stays apart, as in "½" with an accent; where a text spells a special token, all of whose letters
-    are unknown; and in BPE where a user-defined piece is the whole text.
+    character before a mark that stays apart, as in "½" with an accent; where a text spells a special token or a byte; and in BPE
+    where a user-defined piece is the whole text.
 
     Raises:
         ValueError: the model is incomplete, or is of another kind.
@@ -296,8 +288,6 @@ def from_sentencepiece(content: bytes) -> Tokenizer:
     named = {kind: [text for text, _, each in pieces if each == kind] for kind in _KINDS}
     (unknown,), own = named[_UNKNOWN], named[_USER_DEFINED] if algorithm == _BPE else []
     special = [unknown, *named[_CONTROL]]
-    # Pieces have a space inside if texts were not split at spaces in training.
-    spaces = pre_tokenizers.Metaspace("▁", "never", all("▁" not in text[1:] for text in ids))
     if algorithm == _BPE:
         merges = sorted(
             (-score, ids[left], ids[right], (left, right))
@@ -307,16 +297,14 @@ def from_sentencepiece(content: bytes) -> Tokenizer:
         )
         model = models.BPE(ids, [pair for *_, pair in merges], unk_token=unknown, fuse_unk=True, byte_fallback=fallback)
         tokenizer = Tokenizer(model)
-        tokenizer.pre_tokenizer = spaces
     else:
         # The library reads numbers of more than 15 digits back with another last bit, and the fingerprint would change.
         scores = [
             (text, round(0.1 * (len(text.encode()) - 1) if kind == _USER_DEFINED else score, 10)) for text, score, kind in pieces
         ]
         tokenizer = Tokenizer(models.Unigram(scores, ids[unknown], fallback))
-        # Text must not spell special tokens and bytes, which this model finds like any piece.
-        names = Regex("|".join(f"{escape(text[0])}(?={escape(text[1:])})" for text in special + named[_BYTE]))
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(names, "merged_with_previous"), spaces])
+    # Pieces have a space inside if texts were not split at spaces in training.
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace("▁", "never", all("▁" not in text[1:] for text in ids))
     steps: list[Any] = [normalizers.Replace(" ", "▁")]
     if rules.get(4, 1):
         steps.insert(0, normalizers.Replace(Regex(r"\A +|[ ▁]+\z| +(?= )"), ""))

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import AddedToken, Encoding, Regex, Tokenizer, pre_tokenizers
+from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
 
 from discern.data.tokenizer.loading import naming_panics, special_ids
-from discern.data.tokenizer.words import is_too_long, word_forms
+from discern.data.tokenizer.words import word_forms
 
 # Texts as ordinary text
 
@@ -24,60 +24,42 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool =
 
     Most tokenizers never build a special token from text. Others find one in a text that spells it, so that the `</s>` of HTML
     would end the text: those with the special tokens among the pieces of a Unigram or the words of a vocabulary, or with special
-    tokens that are declared as ordinary ones. Such texts are encoded again, with each of these names separated after its first
-    character. A name of one character cannot be separated.
+    tokens that are declared as ordinary ones. With these, each such name is separated after its first character. A name of one
+    character cannot be separated.
 
     Args:
         tokenizer: a tokenizer that `load_tokenizer` or `prepared` set up.
         ids_only: do not compute offsets and words, which is faster.
     """
-    encodings = _encode(tokenizer, texts, ids_only)
-    if _finds_special(tokenizer) and _has_special(tokenizer, encodings):
-        return _encode(_separating(tokenizer), texts, ids_only)
-    return encodings
-
-
-def _encode(tokenizer: Tokenizer, texts: Sequence[str], ids_only: bool) -> list[Encoding]:
-    # The fast variant does not compute offsets and words.
-    encode = tokenizer.encode_batch_fast if ids_only else tokenizer.encode_batch
     with naming_panics("the tokenizer"):
+        ordinary = _without_special(tokenizer)
+        # The fast variant does not compute offsets and words.
+        encode = ordinary.encode_batch_fast if ids_only else ordinary.encode_batch
         encodings: list[Encoding] = encode(list(texts), add_special_tokens=False)
     return encodings
 
 
-def _special(tokenizer: Tokenizer) -> dict[int, str]:
-    """The special tokens by id, without the one for what is unknown, which text may well yield."""
-    return {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
-
-
-def _has_special(tokenizer: Tokenizer, encodings: Sequence[Encoding]) -> bool:
-    special = set(_special(tokenizer))
-    return not all(special.isdisjoint(encoding.ids) for encoding in encodings)
-
-
 # The last tokenizers are remembered, because to copy a large vocabulary takes seconds.
 @lru_cache(maxsize=2)
-def _finds_special(tokenizer: Tokenizer) -> bool:
-    """Whether the tokenizer builds a special token from a text that spells it."""
-    spelled = [text for name in _special(tokenizer).values() for text in (name, f"a {name} a", f"a{name}a")]
-    return _has_special(tokenizer, _encode(tokenizer, spelled, True))
-
-
-@lru_cache(maxsize=2)
-def _separating(tokenizer: Tokenizer) -> Tokenizer:
-    """A copy of the tokenizer with the names of special tokens separated after their first character."""
-    copy, names = Tokenizer.from_str(tokenizer.to_str()), sorted(_special(tokenizer).values())
+def _without_special(tokenizer: Tokenizer) -> Tokenizer:
+    """The tokenizer, or if it builds a special token from a text that spells it, a copy that does not."""
+    # The token for what is unknown is not among them, because text may well yield it.
+    names = {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
+    spelled = [text for name in names.values() for text in (name, f"a {name} a", f"a{name}a")]
+    if all(names.keys().isdisjoint(each.ids) for each in tokenizer.encode_batch(spelled, add_special_tokens=False)):
+        return tokenizer
+    copy = Tokenizer.from_str(tokenizer.to_str())
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
-    copy.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in names])
+    copy.add_special_tokens(list(names.values()))
     copy.encode_special_tokens = True
-    copy.pre_tokenizer = separating(copy.pre_tokenizer, names)
+    copy.pre_tokenizer = separating(copy.pre_tokenizer, sorted(names.values()))
     return copy
 
 
 def separating(before: pre_tokenizers.PreTokenizer | None, names: Sequence[str]) -> pre_tokenizers.PreTokenizer:
     """A pre-tokenizer that also separates each of the names after its first character, so that no piece spells it."""
     pattern = "|".join(f"{re.escape(name[:1])}(?={re.escape(name[1:])})" for name in names)
-    return pre_tokenizers.Sequence([*([before] if before else []), pre_tokenizers.Split(Regex(pattern), "isolated")])
+    return pre_tokenizers.Sequence([*([before] if before else []), pre_tokenizers.Split(Regex(pattern), "merged_with_previous")])
 
 
 # Tokens as readers see them, without the marks of a vocabulary
@@ -95,23 +77,24 @@ class TokenTexts:
 
         A part of a character is the replacement character, U+FFFD.
         """
-        return self._after([self._special["mask"]], number)
+        return self.row([self._special["mask"], number])[-1]
 
     def row(self, ids: Sequence[int]) -> list[str]:
         """The text that each token of a row adds to those before it."""
-        # The last four tokens are more than a character has.
-        return [self._after(ids[max(0, place - 4) : place], number) for place, number in enumerate(ids)]
+        texts = []
+        for place, number in enumerate(ids):
+            if number in self._special.values():
+                texts.append(f" {self._tokenizer.id_to_token(number)}")
+                continue
+            before = list(ids[max(0, place - 4) : place])  # more than the tokens of a character
+            alone, both = (self._tokenizer.decode(part, skip_special_tokens=False) for part in (before, [*before, number]))
+            # `alone` may end in a part of a character that is complete now.
+            texts.append(both[len(commonprefix([alone, both])) :])  # noqa: RUF071, these are texts
+        return texts
 
     def shown(self, number: int) -> str:
         """A token as text on its own: `##` is kept for a token of WordPiece inside a word, and a part of a character is named."""
         return shown_as(str(self._tokenizer.id_to_token(number)), self.added(number))
-
-    def _after(self, before: Sequence[int], number: int) -> str:
-        if number in self._special.values():
-            return f" {self._tokenizer.id_to_token(number)}"
-        alone, both = (self._tokenizer.decode(ids, skip_special_tokens=False) for ids in ([*before], [*before, number]))
-        # `alone` may end in a part of a character that is complete now.
-        return both[len(commonprefix([alone, both])) :]  # noqa: RUF071, these are texts
 
 
 def shown_as(token: str, text: str) -> str:
@@ -123,17 +106,10 @@ def shown_as(token: str, text: str) -> str:
 
 _UNKNOWN = "unknown to the vocabulary ([UNK]), so the model cannot tell them apart"
 
-OTHER_MODEL = (
-    "use a model whose vocabulary fits this text, or train one: "
-    "discern prepare TEXT --train-tokenizer bpe --out DATA, then discern pretrain --data DATA --out RUN"
+_ADVICE = (
+    "train a byte-level tokenizer on this text, to which no character is unknown (discern prepare TEXT --train-tokenizer bpe), "
+    "use a model whose vocabulary fits the text, or add words to that of a model: discern adapt --add-tokens 1000"
 )
-"""Advice for a model whose vocabulary is fixed."""
-
-OTHER_TOKENIZER = "train a byte-level tokenizer on this text instead, to which no character is unknown: --train-tokenizer bpe"
-"""Advice while a data set is prepared."""
-
-MORE_TOKENS = "add the missing words to its vocabulary (--add-tokens 1000), or train a model with a tokenizer of its own"
-"""Advice where a vocabulary can be extended."""
 
 
 class UnknownTokens:
@@ -158,27 +134,26 @@ class UnknownTokens:
 
     def add_tokens(self, tokens: Sequence[str]) -> None:
         """Count the tokens of some text, in the spelling of the tokenizer."""
-        self.tokens += len(tokens)
         # A Unigram model gives an unknown token its text as name, which is not in the vocabulary.
-        self.unknown += sum(self._id_of(token) in (None, self._special["unk"]) for token in tokens)
+        ids = map(self._id_of, tokens)
+        self.add_ids([self._special["unk"] if number is None else number for number in ids])
 
-    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "", advice: str = OTHER_MODEL) -> None:
+    def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "") -> None:
         """Report the fraction of unknown tokens so far, as a warning with advice if it is high.
 
         Args:
             note: prints a message.
             warn: prints a warning.
             of: name of the text that was counted, if there are several.
-            advice: one of the constants of this module.
         """
         before = f"{of}: " if of else ""
-        if warning := unknown_warning(self.unknown, self.tokens, advice):
+        if warning := unknown_warning(self.unknown, self.tokens):
             warn(f"{before}{warning}")
         elif self.tokens:
             note(f"{before}unknown tokens: {_counted(self.unknown, self.tokens)}")
 
 
-def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes: Mapping[str, int] | None = None) -> str | None:
+def unknown_warning(unknown: int, tokens: int, causes: Mapping[str, int] | None = None) -> str | None:
     """A warning about the fraction of unknown tokens, with advice; None if the fraction is low.
 
     Args:
@@ -190,7 +165,7 @@ def unknown_warning(unknown: int, tokens: int, advice: str = OTHER_MODEL, causes
         # A single cause is often a mistake, and is easy to mend.
         least = 0.001 if 2 * frequent[0][1] > total else 0.005
         because = f"; unknown are {', '.join(f'{cause}: {percent(count / total)}' for cause, count in frequent)}"
-    return f"{_counted(unknown, tokens)} are {_UNKNOWN}{because}; {advice}" if unknown > least * tokens else None
+    return f"{_counted(unknown, tokens)} are {_UNKNOWN}{because}; {_ADVICE}" if unknown > least * tokens else None
 
 
 def _counted(unknown: int, tokens: int) -> str:
@@ -202,17 +177,15 @@ def percent(fraction: float) -> str:
     return "less than 0.01%" if 0 < fraction < 1e-4 else f"{100 * fraction:.3g}%"
 
 
-def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str], encodings: Sequence[Encoding]) -> Counter[str]:
+def causes_of_unknown(tokenizer: Tokenizer, texts: Sequence[str]) -> Counter[str]:
     """Number of unknown tokens by cause: a character that the vocabulary lacks, or words that are too long for it."""
     unknown, causes = special_ids(tokenizer)["unk"], Counter[str]()
-    for text, encoding in zip(texts, encodings, strict=True):
+    longest = getattr(tokenizer.model, "max_input_chars_per_word", None)
+    for text, encoding in zip(texts, encode_texts(tokenizer, texts), strict=True):
         for number, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
-            if number != unknown:
-                continue
-            word = "".join(word_forms(tokenizer, text[start:stop]))
-            lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
-            cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
-            if is_too_long(tokenizer, word):
-                cause = f"words of more than {tokenizer.model.max_input_chars_per_word} characters"
-            causes[cause] += 1
+            if number == unknown:
+                word = "".join(word_forms(tokenizer, text[start:stop]))
+                lacking = (letter for letter in word if all(tokenizer.token_to_id(mark + letter) is None for mark in ("", "##")))
+                cause = next((f"{letter!r} (U+{ord(letter):04X})" for letter in lacking), "other words")
+                causes[cause if longest is None or len(word) <= longest else f"words of more than {longest} characters"] += 1
     return causes

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import heapq
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, pairwise
@@ -14,50 +12,38 @@ from typing import Any, Literal
 from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from discern.data.tokenizer.loading import END_OF_DOCUMENT, SPECIAL_TOKENS, bert_wordpiece, prepared, special_ids, vocab_size
-from discern.data.tokenizer.words import is_too_long, word_forms
+from discern.data.tokenizer.words import word_forms
 from discern.errors import ConfigError, DataError
 
 TokenizerKind = Literal["wordpiece", "bpe", "unigram"]
 
 # Memory that the sample may take. Unigram's trainer takes some two minutes over 10 MB of English on two cores.
 SAMPLE_BYTES: dict[TokenizerKind, int] = {"wordpiece": 128 << 20, "bpe": 128 << 20, "unigram": 16 << 20}
-_ENTRY_BYTES = 150  # per sentence of the sample, besides its text
+_ENTRY = 200  # what a sentence of the sample takes besides its text
 _SPECIALS = list(SPECIAL_TOKENS.values())
-_SMALLEST_ALPHABET: dict[TokenizerKind, int] = {"wordpiece": 27, "bpe": 256, "unigram": 28}
+SMALLEST_SIZES: dict[TokenizerKind, int] = {"wordpiece": 32, "bpe": 261, "unigram": 33}
+"""Numbers of entries that hold the special tokens and the smallest alphabet."""
 
 
-class SentenceSample:
-    """A uniform sample of the sentences of a stream, bounded in memory.
+def sample(sentences: Iterable[str], seed: int, limit: int) -> list[str]:
+    """A uniform sample of the sentences of a stream, in their order. The same seed and stream give the same sample.
+
+    Each sentence draws a number, and those with the smallest are kept.
 
     Args:
-        seed: seed of the sample; the same seed and stream give the same sample.
-        limit: bytes of memory that the sentences may take.
+        limit: characters of the sentences, each of which counts as 200 more; about the bytes of memory that they take.
     """
-
-    def __init__(self, seed: int, limit: int) -> None:
-        self._random = random.Random(seed)
-        self._limit = limit
-        self._heap: list[tuple[float, int, str]] = []  # largest draw first, as its negative
-        self._bytes = 0
-        self._bound = 1.0
-        self._seen = 0
-
-    def add(self, sentences: Iterable[str]) -> None:
-        """Offer sentences to the sample. Each draws a random number, and those with the smallest are kept."""
-        for sentence in sentences:
-            self._seen += 1
-            draw = self._random.random()
-            if draw < self._bound:
-                heapq.heappush(self._heap, (-draw, self._seen, sentence))
-                self._bytes += _size(sentence)
-            while self._bytes > self._limit and len(self._heap) > 1:
-                draw, _, dropped = heapq.heappop(self._heap)
-                self._bound = -draw
-                self._bytes -= _size(dropped)
-
-    def sentences(self) -> list[str]:
-        """The sample, in the order of the stream."""
-        return [sentence for _, _, sentence in sorted(self._heap, key=lambda entry: entry[1])]
+    draw, bound, size = random.Random(seed), 1.0, 0
+    kept: list[tuple[float, str]] = []
+    for sentence in sentences:
+        if (number := draw.random()) < bound:
+            kept.append((number, sentence))
+            size += len(sentence) + _ENTRY
+        while size > limit and len(kept) > 1:
+            bound *= 0.95
+            kept = [entry for entry in kept if entry[0] < bound]
+            size = sum(len(sentence) + _ENTRY for _, sentence in kept)
+    return [sentence for _, sentence in kept]
 
 
 def train_tokenizer(
@@ -67,18 +53,19 @@ def train_tokenizer(
 
     Args:
         kind: WordPiece as in BERT, byte-level BPE, or Unigram as in SentencePiece.
-        size: number of entries, including the special tokens.
+        size: number of entries, including the special tokens; at least that of `SMALLEST_SIZES`.
         lowercase: whether to lower-case text.
         texts: sentences to train on.
         keep_accents: whether a WordPiece that lower-cases keeps accents, which BERT's removes; the other kinds always do.
 
     Raises:
-        ConfigError: `size` is too small for this kind.
         DataError: there is no text.
     """
-    check_vocab_size(kind, size)
     if not texts:
-        raise DataError("there is no text to train a tokenizer on", hint="check the input with: discern prepare INPUT --check")
+        raise DataError(
+            "there is no text to train a tokenizer on",
+            hint="check the input, and what filters leave out, with: discern prepare INPUT --check",
+        )
     if kind == "wordpiece":
         tokenizer = _wordpiece(size, lowercase, lowercase and not keep_accents, texts)
     elif kind == "bpe":
@@ -86,25 +73,6 @@ def train_tokenizer(
     else:
         tokenizer = _unigram(size, lowercase, texts)
     return prepared(tokenizer, f"the trained {kind} tokenizer")
-
-
-def train_json(*arguments: Any) -> str:
-    """The serialized tokenizer that `train_tokenizer` returns; a task of an executor."""
-    return train_tokenizer(*arguments).to_str()
-
-
-def check_vocab_size(kind: TokenizerKind, size: int) -> None:
-    """Check that a vocabulary can hold the special tokens and the smallest alphabet.
-
-    Raises:
-        ConfigError: the vocabulary is too small.
-    """
-    least = len(_SPECIALS) + _SMALLEST_ALPHABET[kind]
-    if size < least:
-        raise ConfigError(
-            f"a {kind} vocabulary needs at least {least} entries, not {size}",
-            hint="8000 is usual for a small corpus: --vocab-size 8000",
-        )
 
 
 def _wordpiece(size: int, lowercase: bool, strip_accents: bool, texts: Sequence[str]) -> Tokenizer:
@@ -206,10 +174,6 @@ def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: i
     return sorted(kept), {ord(character): " " for character in raw if not normal[character] <= kept}
 
 
-def _size(sentence: str) -> int:
-    return sys.getsizeof(sentence) + _ENTRY_BYTES
-
-
 # Extension by new tokens with new ids; existing ids do not change
 
 _SAME = "normalizer", "pre_tokenizer", "post_processor"
@@ -229,7 +193,7 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         forms: words in the form that the model gets; see `word_form`.
 
     Raises:
-        ConfigError: this tokenizer, or tokenizers of its kind, cannot be extended.
+        ConfigError: this tokenizer cannot be extended, or a word cannot be added.
     """
     whole = json.loads(tokenizer.to_str())
     model, vocabulary = whole["model"], whole["model"]["vocab"]
@@ -239,16 +203,11 @@ def extend_tokenizer(tokenizer: Tokenizer, forms: Sequence[str]) -> Tokenizer:
         # An unknown character costs ten more than the rarest piece, in the library and in SentencePiece.
         scores[model["unk_id"]] = min(scores) - 10
         vocabulary += [[form, sum(scores[n] for n in pieces_of(tokenizer, form)) + _UNIGRAM_BONUS] for form in new]
-    elif isinstance(tokenizer.model, models.WordPiece | models.BPE):
+    else:
         # The library numbers tokens outside of the model from the size of its vocabulary, which is about to grow.
         vocabulary |= {token["content"]: token["id"] for token in whole["added_tokens"]}
         entries = _with_merges(tokenizer, model, new) if isinstance(tokenizer.model, models.BPE) else new
         vocabulary |= {entry: number for number, entry in enumerate(entries, vocab_size(tokenizer))}
-    else:
-        raise ConfigError(
-            f"a tokenizer of type {type(tokenizer.model).__name__} cannot be extended",
-            hint="WordPiece, Unigram and BPE tokenizers can; otherwise leave out --add-tokens",
-        )
     extended = prepared(Tokenizer.from_str(json.dumps(whole)), "the extended tokenizer")
     if pieces_of_added(tokenizer, extended) is None:
         raise ConfigError(
@@ -286,7 +245,7 @@ def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | No
     """
     old, new = (tokenizer.get_vocab(with_added_tokens=True) for tokenizer in (before, after))
     rules, others = (json.loads(tokenizer.to_str()) for tokenizer in (before, after))
-    same_rules = type(before.model) is type(after.model) and all(rules.get(key) == others.get(key) for key in _SAME)
+    same_rules = all(rules[key] == others[key] for key in _SAME)
     number = vocab_size(after) - vocab_size(before)
     if not (same_rules and old.items() <= new.items() and len(new) - len(old) == number):
         return None
@@ -295,8 +254,7 @@ def pieces_of_added(before: Tokenizer, after: Tokenizer) -> list[list[int]] | No
 
 def pieces_of(tokenizer: Tokenizer, token: str) -> list[int]:
     """Ids of the pieces of a word that is not a token; [UNK] if the tokenizer cannot spell it or it is too long."""
-    inside = getattr(tokenizer.model, "continuing_subword_prefix", None) or ""
-    found = [piece.id for piece in tokenizer.model.tokenize(token.removeprefix(inside))]
+    found = [piece.id for piece in tokenizer.model.tokenize(token)]
     return found or [special_ids(tokenizer)["unk"]]
 
 
@@ -304,18 +262,12 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
     """The form of a word that the model gets: normalized, and with the marker of a word's beginning if there is one.
 
     Raises:
-        ConfigError: the text is not a single word, or the word is longer than the tokenizer accepts.
+        ConfigError: the text is not a single word.
     """
     found = word_forms(tokenizer, word)
-    problem = ""
     if len(found) != 1:
-        problem = f"the tokenizer splits it into {len(found)} words ({' '.join(found) or 'nothing'})"
-    elif is_too_long(tokenizer, found[0]):
-        problem = f"it has {len(found[0])} characters, more than this tokenizer encodes"
-    if problem:
-        shown = f"{word[:40]}{'...' if len(word) > 40 else ''}"
         raise ConfigError(
-            f"'{shown}' cannot be added as a token: {problem}",
+            f"'{word}' cannot be added as a token: the tokenizer splits it into {len(found)} words ({' '.join(found)})",
             hint="give one word per line, without spaces or punctuation inside, and leave this one out",
         )
     return found[0]
@@ -324,8 +276,8 @@ def word_form(tokenizer: Tokenizer, word: str) -> str:
 def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int) -> list[str]:
     """The words for which a dedicated token saves the most tokens: occurrences times the number of pieces beyond the first.
 
-    In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter, words that occur fewer
-    than three times, and words longer than WordPiece accepts are left out. Ties are sorted by their characters.
+    In a word that the tokenizer cannot spell, each character counts as a piece. Words without a letter and words
+    that occur fewer than three times are left out. Ties are sorted by their characters.
 
     Args:
         counts: number of occurrences of each word, in the form that the model gets.
@@ -335,7 +287,7 @@ def frequent_splits(counts: Mapping[str, int], tokenizer: Tokenizer, number: int
     is_byte_level = isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel)
     saved: dict[str, int] = {}
     for form, count in counts.items():
-        if count < _FEWEST or tokenizer.token_to_id(form) is not None or is_too_long(tokenizer, form):
+        if count < _FEWEST or tokenizer.token_to_id(form) is not None:
             continue
         text = decoders.ByteLevel().decode([form]) if is_byte_level else form
         pieces = pieces_of(tokenizer, form)
