@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, normalizers
 
 from discern.data.curation.filters import Rules, all_left_out
 from discern.data.executors import ProcessExecutor
-from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import ProblemLog
+from discern.data.sources.corpus import Corpus
 from discern.data.tokenizer import prepared
 from discern.data.tokenizer.training import SAMPLE_BYTES, SentenceSample, TokenizerKind, check_vocab_size, train_json
 from discern.errors import ConfigError
@@ -99,17 +98,14 @@ def train_on(
         )
     sample = SentenceSample(seed, SAMPLE_BYTES[choice.train])
     rules = Rules(filters)
-    meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
     filtered = Counter[str]()
-    for document in meter.read(ProblemLog()):
+    for document in corpus.read(progress, "reading a sample for the tokenizer"):
         if not isinstance(document, list):
             raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
         kept, left_out = rules.apply([document])
         filtered += left_out
         for sentences in kept:
             sample.add(sentences)
-        meter.show()
-    meter.finish()
     texts = sample.sentences()
     if filtered and not texts:
         raise all_left_out(filtered)
