@@ -126,7 +126,7 @@ def _without_excel_line(lines: NumberedLines) -> NumberedLines:
 
 def _unquoted(field: str) -> str:
     """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    quoted = re.fullmatch('"((?:[^"]+|"")*)"', field)
+    quoted = re.fullmatch('"((?:[^"]++|"")*+)"', field)
     return quoted[1].replace('""', '"') if quoted else field
 
 

@@ -296,9 +296,8 @@ def text_pieces(
             data = problem.object
             ends = data.count(b"\n", 0, problem.start)
             where = f"{name}:{lines + ends}"
-            likely = detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
             if problems is None:
-                file = Path(name).name
+                file, likely = Path(name).name, detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
                 raise DataError(
                     f"{where}: not UTF-8: byte 0x{data[problem.start]:02x}",
                     hint=f"it may be {likely}; save it as UTF-8: iconv -f {likely} -t UTF-8 {file} > new-{file}",
