@@ -67,7 +67,6 @@ def test_given_columns_decide_the_family_and_missing_ones_name_the_nearest(tmp_p
         ("a.csv", "the film was very bad;bad\nthe film was good;good\n", "the first line is not a header"),
         ("a.csv", "A fine film\t1\nA bad film\t0\n", "the first line is not a header"),
         ("a.csv", "The only text of this file is lost.\n", "the first line is not a header"),
-        ("a.tsv", "text;label\na;b\n", "has a single column, but its first line has several separated by ';'"),
         ("a.csv", "text,labels\nx,a;b\ny,\nz,b\n", r"'labels' is empty in 1 of 3 rows, and 'a;b' .*\n.*--label-separator ';'"),
     ],
 )

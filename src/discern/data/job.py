@@ -322,7 +322,7 @@ def piece_results(
         count(size)
 
     problems = ProblemLog()
-    chunks = chunks_of(Corpus.of(job.pieces[index], job.corpus), problems, counted)
+    chunks = chunks_of(Corpus(job.pieces[index], job.corpus), problems, counted)
     while (first := next(chunks, None)) is not None:
         group = chain([first], islice(chunks, PART_CHUNKS - 1))
         path = Path(f"{stem}-{parts:04d}.part")

@@ -253,7 +253,7 @@ def prepare(
 def configuration(choice: TokenizerChoice, corpus: CorpusOptions, options: PrepareOptions) -> dict[str, Setting]:
     """Every setting that affects the output, and the language and license of the text."""
     settings = vars(choice) | vars(corpus) | vars(options) | {"vocab_size": choice.size if choice.train else None}
-    left_out = ("path", "limits", "workers")
+    left_out = ("path", "workers")
     return {name: value for name, value in settings.items() if name not in left_out and value not in (None, ())}
 
 

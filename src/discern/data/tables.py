@@ -14,23 +14,14 @@ import csv
 import itertools
 import json
 import re
-import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, BinaryIO, Literal, NamedTuple, get_args
+from typing import Any, BinaryIO, Literal, NamedTuple, get_args
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.sources.streams import (
-    NotTextError,
-    NumberedLines,
-    joined,
-    naming,
-    open_text,
-    split_lines,
-    whole_lines,
-)
+from discern.data.sources.streams import NotTextError, NumberedLines, file_pieces, naming, shown_name, split_lines
 from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
@@ -42,45 +33,30 @@ NO_DELIMITER = "\x1f"
 LONGEST_FIELD = 10_000_000
 
 
-@dataclass(frozen=True)
-class Dialect:
-    """The format of a table.
-
-    Attributes:
-        delimiter: character between fields.
-        tabbed: whether quotation marks are text unless they enclose a whole field, as in TSV, rather than as in CSV.
-        verbatim: whether they are text even then.
-    """
-
-    delimiter: str
-    tabbed: bool = False
-    verbatim: bool = False
-
-
-def dialect_of(lines: Sequence[str], marks: str = DELIMITERS) -> Dialect:
-    """The format of a table, by its header, or by the line `sep=;` above it.
+def delimiter_of(text: str, format: str) -> str:
+    """The delimiter of a table, by its header, or by the line `sep=;` above it. With a tab, the table is TSV.
 
     Args:
-        lines: its first lines.
-        marks: possible delimiters. A tab alone stands for TSV.
+        text: its first lines, not all of them blank.
     """
+    lines = [line for line in text.split("\n") if line.strip()]
     excel = excel_delimiter(lines[0])
-    if excel is None and marks == "\t":
-        return Dialect("\t", tabbed=True)
+    if format == "tsv":
+        return excel or "\t"
     header = lines[0] if excel is None else "".join(lines[1:2])
-    return Dialect(excel or delimiter_of(header, marks) or NO_DELIMITER, tabbed=marks == "\t" == (excel or "\t"))
+    mark = max(DELIMITERS, key=lambda mark: number_of_fields(header, mark))
+    return excel or (mark if number_of_fields(header, mark) > 1 else NO_DELIMITER)
+
+
+def number_of_fields(line: str, delimiter: str) -> int:
+    """The number of fields in a line; what is in quotation marks is one field."""
+    return re.sub('"[^"]*"', "", line).count(delimiter) + 1
 
 
 def excel_delimiter(line: str) -> str | None:
     """The delimiter in a first line such as `sep=;`, which Excel writes; empty if it is missing; None for other lines."""
     found = _EXCEL.fullmatch(line)
     return found[1] if found else None
-
-
-def delimiter_of(header: str, marks: str = DELIMITERS) -> str | None:
-    """The delimiter of a CSV file, by its header; None if there is a single column."""
-    delimiter = max(marks, key=lambda mark: len(fields_of(header, mark)))
-    return delimiter if len(fields_of(header, delimiter)) != 1 else None
 
 
 def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
@@ -109,50 +85,48 @@ def is_header(fields: Sequence[str]) -> bool:
     )
 
 
-def fields_of(line: str, delimiter: str) -> list[str]:
-    try:
-        return line.split("\t") if delimiter == "\t" else next(csv.reader([line], delimiter=delimiter), [])
-    except csv.Error:  # reading the rows reports it
-        return []
-
-
-def split_rows(lines: Iterator[tuple[int, str]], name: str, dialect: Dialect) -> Iterator[tuple[int, list[str]]]:
+def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: bool = False) -> Iterator[tuple[int, list[str]]]:
     """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
+
+    Args:
+        verbatim: quotation marks in TSV are text, even around a whole field.
 
     Raises:
         DataError: a row cannot be read as CSV.
     """
-    lines = itertools.dropwhile(lambda numbered: not numbered[1].strip() or excel_delimiter(numbered[1]) is not None, lines)
-    if dialect.tabbed:
+    lines = _without_excel_line(lines)
+    if delimiter == "\t":
         for number, line in lines:
-            if content := line.rstrip("\r"):
-                cells = content.split("\t")
-                yield number, cells if dialect.verbatim else [_unquoted(cell) for cell in cells]
+            if line:
+                cells = line.split("\t")
+                yield number, cells if verbatim else [_unquoted(cell) for cell in cells]
         return
-    begins = last = 0  # the line before the row, the last line read
-
-    def fed() -> Iterator[str]:
-        nonlocal last
-        for last, line in lines:  # noqa: B007 (read outside)
-            yield line + "\n"
-
     csv.field_size_limit(max(csv.field_size_limit(), LONGEST_FIELD))
+    reader = csv.reader((line + "\n" for _, line in lines), delimiter=delimiter, strict=True)
+    begins = 1
     try:
-        for fields in csv.reader(fed(), delimiter=dialect.delimiter, strict=True):
+        for fields in reader:
             if fields:
-                yield begins + 1, fields
-            begins = last
+                yield begins, fields
+            begins = reader.line_num + 1
     except csv.Error as problem:
-        until = f", detected in line {last}" if last > begins + 1 else ""
+        until = f", detected in line {reader.line_num}" if reader.line_num > begins else ""
         raise DataError(
-            f"{name}:{begins + 1}: unbalanced quotation marks or a carriage return in the row that begins here{until}: {problem}",
+            f"{name}:{begins}: unbalanced quotation marks or a carriage return in the row that begins here{until}: {problem}",
             hint='double them inside a quoted field: "he said ""yes"""; quote a field with a carriage return; or use JSON lines',
         ) from problem
 
 
+def _without_excel_line(lines: NumberedLines) -> NumberedLines:
+    above = True
+    for number, line in lines:
+        above = above and (not line.strip() or excel_delimiter(line) is not None)
+        yield number, "" if above else line
+
+
 def _unquoted(field: str) -> str:
     """A field quoted as by spreadsheets, without the quotes; any other field unchanged."""
-    quoted = re.fullmatch('"((?:[^"]+|"")*)"', field)
+    quoted = re.fullmatch('"((?:[^"]++|"")*+)"', field)
     return quoted[1].replace('""', '"') if quoted else field
 
 
@@ -166,35 +140,17 @@ def suffix_of(path: Path | str) -> str:
 
 
 def numbered_lines(path: Path) -> NumberedLines:
-    """The lines of a UTF-8 file, numbered from 1, without line ends. Only a newline ends a line.
+    """The lines of a UTF-8 file, or of standard input (`-`), numbered from 1, without line ends. Only a newline ends a line.
 
     Raises:
         DataError: the file is missing, damaged or not UTF-8; the message names the line.
     """
-    yield from split_lines(_text_in(path), str(path))
+    return split_lines(file_pieces(path), shown_name(path))
 
 
-def _text_in(path: Path) -> Iterator[str]:
-    with naming(str(path)), path.open("rb") as file:
-        yield from open_text(file, str(path))
-
-
-def stream_lines(file: IO[bytes], name: str) -> NumberedLines:
-    """Like `numbered_lines`, for a stream such as standard input, with bounded memory."""
-    with naming(name):
-        yield from split_lines(open_text(file, name), name)
-
-
-def without_blank_end(
-    lines: Iterable[tuple[int, str]], left_out: Callable[[int, int], None] = lambda first, last: None
-) -> Iterator[tuple[int, str]]:
-    """The lines without empty ones at the end; of each group of empty lines elsewhere, which callers refuse, only the first.
-
-    Args:
-        left_out: called with the first and the last number of the empty lines at the end.
-    """
+def without_blank_end(lines: NumberedLines) -> NumberedLines:
+    """The lines without empty ones at the end; of each group of empty lines elsewhere, which callers refuse, only the first."""
     blank: tuple[int, str] | None = None
-    number = 0
     for number, text in lines:
         if not text.strip():
             blank = blank or (number, text)
@@ -203,17 +159,6 @@ def without_blank_end(
             yield blank
         blank = None
         yield number, text
-    if blank is not None:
-        left_out(blank[0], number)
-
-
-def raw_lines(path: Path) -> Iterator[str]:
-    """The lines of a UTF-8 file unchanged, with line ends, and with a byte order mark if there is one.
-
-    Raises:
-        DataError: the file is missing, damaged or not UTF-8.
-    """
-    return whole_lines(_text_in(path), str(path))
 
 
 def whole_text(path: Path) -> str:
@@ -222,16 +167,7 @@ def whole_text(path: Path) -> str:
     Raises:
         DataError: the file is missing, damaged or not UTF-8.
     """
-    return joined(_text_in(path), str(path)).removeprefix("\ufeff")
-
-
-def json_file(path: Path) -> Any:
-    """The value in a JSON file.
-
-    Raises:
-        DataError: the file is missing, damaged, not UTF-8 or not JSON.
-    """
-    return parsed_json(whole_text(path), f"{path}")
+    return "".join(file_pieces(path)).removeprefix("\ufeff")
 
 
 def parsed_json(text: str, where: str) -> Any:
@@ -268,10 +204,10 @@ _BY_SUFFIX: dict[str, TableFormat] = {
     ".json": "json",
     ".parquet": "parquet",
 }
-_NOT_TEXT = (
-    "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet), or --set files.format=csv; for prediction --format csv"
+_OTHER_FORMAT = (
+    "use a suffix that names the format (.csv, .tsv, .jsonl, .parquet, .conll), or --set files.format=csv, or files.format=conll "
+    "for one word per line; for prediction --format csv"
 )
-_NOT_TAGGED = "use the suffix .conll for a file with one word per line, or --set files.format=conll"
 _BATCH_ROWS = 200
 
 
@@ -317,10 +253,9 @@ class Table:
         if column in self.columns:
             return column
         kind = " (read as plain text, one text per line)" if self.format == "text" else ""
-        another_format = _NOT_TAGGED if option in ("--words", "--tags") else _NOT_TEXT
         raise ConfigError(
             f"{self.name} has no column '{column}'{kind}; its columns: {', '.join(self.columns) or 'none'}",
-            hint=another_format if kind else f"{option}: {did_you_mean(column, self.columns)}",
+            hint=_OTHER_FORMAT if kind else f"{option}: {did_you_mean(column, self.columns)}",
         )
 
 
@@ -346,31 +281,27 @@ def open_table(
     """
     if format is not None and format not in get_args(TableFormat):
         raise ConfigError(f"unknown table format '{format}'", hint=did_you_mean(format, get_args(TableFormat)))
-    name = "standard input" if str(path) == "-" else str(path)
+    name = shown_name(path)
     if format in (None, "parquet") and path.is_file():  # what is read from a pipe cannot be read again
         with naming(name), path.open("rb") as file:
             is_parquet = file.read(4) == b"PAR1"
         if is_parquet:
             return arrow_table(path.open("rb"), name)
-    lines = stream_lines(sys.stdin.buffer, name) if str(path) == "-" else numbered_lines(path)
-    begin = list(itertools.islice(itertools.dropwhile(lambda numbered: not numbered[1].strip(), lines), 2))
-    if not begin:
+    pieces = file_pieces(path)
+    text = next(pieces, "").removeprefix("\ufeff")
+    if not text.strip():
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
-    (number, first), lines = begin[0], itertools.chain(begin, lines)
-    kind = format or table_format(name, first)
+    kind = format or table_format(name, text)
     if kind == "parquet":
         raise DataError(f"{name} is not a parquet file", hint="write the file again, or rename it with the suffix of its format")
-    if kind == "jsonl":
-        return json_table(lines, name, None)
-    if kind == "json":
-        return array_table((f"{line}\n" for _, line in lines), name, None)
+    pieces = itertools.chain([text], pieces)
+    if kind in ("csv", "tsv"):
+        return delimited_table(pieces, name, delimiter_of(text, kind), header, malformed, verbatim=verbatim)
     if kind == "text":
         # Every line is a row, so that rows and lines stay aligned: what needs a text refuses an empty one by its number.
-        above = ((line, "") for line in range(1, number))
-        rows = (Row(f"{name}:{line}", {"text": text}, line) for line, text in without_blank_end(itertools.chain(above, lines)))
-        return Table(name, "text", ("text",), rows)
-    dialect = dialect_of([line for _, line in begin], "\t" if kind == "tsv" else DELIMITERS)
-    return delimited_table(lines, name, replace(dialect, verbatim=verbatim), header, malformed)
+        lines = without_blank_end(split_lines(pieces, name))
+        return Table(name, "text", ("text",), (Row(f"{name}:{number}", {"text": line}, number) for number, line in lines))
+    return json_table(pieces, name, None, is_array=kind == "json")
 
 
 def table_format(name: str, begin: str) -> TableFormat:
@@ -385,7 +316,13 @@ def table_format(name: str, begin: str) -> TableFormat:
 
 
 def delimited_table(
-    lines: NumberedLines, name: str, dialect: Dialect, header: Sequence[str] | None, problems: ProblemLog | None
+    pieces: Iterable[str],
+    name: str,
+    delimiter: str,
+    header: Sequence[str] | None,
+    problems: ProblemLog | None,
+    *,
+    verbatim: bool = False,
 ) -> Table:
     """The rows of a CSV or TSV file.
 
@@ -394,7 +331,7 @@ def delimited_table(
             looks like one, and otherwise the columns are "column 1", "column 2", ...
         problems: counts rows whose number of fields differs from the header, which are left out; None: they are errors.
     """
-    records = split_rows(lines, name, dialect)
+    records = split_rows(split_lines(pieces, name), name, delimiter, verbatim=verbatim)
     number, first = next(records, (0, list[str]()))
     if header is None:
         header = [] if is_header(first) else [f"column {place}" for place in range(1, len(first) + 1)]
@@ -410,12 +347,12 @@ def delimited_table(
             elif problems is None:
                 raise DataError(
                     f"{name}:{number}: {len(fields)} fields, but the header has {len(columns)} ({', '.join(columns)})",
-                    hint=f"fields are separated by {dialect.delimiter!r}; quote texts that contain it",
+                    hint=f"fields are separated by {delimiter!r}; quote texts that contain it",
                 )
             else:
                 problems.add(MALFORMED, f"{name}:{number} ({len(fields)} fields instead of {len(columns)})")
 
-    return Table(name, "tsv" if dialect.tabbed else "csv", columns, rows())
+    return Table(name, "tsv" if delimiter == "\t" else "csv", columns, rows())
 
 
 def one_object(name: str) -> NotTextError:
@@ -427,40 +364,19 @@ def one_object(name: str) -> NotTextError:
     )
 
 
-def json_table(lines: NumberedLines, name: str, problems: ProblemLog | None) -> Table:
-    """The objects of JSON lines. `problems` counts lines that are no objects, which are left out; None: they are errors."""
+def json_table(pieces: Iterable[str], name: str, problems: ProblemLog | None, *, is_array: bool) -> Table:
+    """The objects of JSON lines, or of a JSON array, which is read as a whole.
 
-    def values() -> Iterator[tuple[int, Any]]:
-        for number, line in lines:
-            if line.strip():
-                try:
-                    yield number, parsed_json(line, f"{name}:{number}")
-                except DataError:
-                    if number == 1 and line.strip() == "{":
-                        raise one_object(name) from None
-                    if problems is None:
-                        raise
-                    problems.add("line skipped, as it is not JSON", f"{name}:{number}")
-
-    return _objects(name, "jsonl", values(), problems)
-
-
-def array_table(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Table:
-    """The objects of a JSON array, which is read as a whole. `problems` as in `json_table`.
+    Args:
+        problems: counts lines and items that are no objects, which are left out; None: they are errors.
 
     Raises:
-        DataError: it is not a JSON array, or is too large.
+        DataError: it is not JSON.
     """
-    values = parsed_json(joined(pieces, name), name)
-    if not isinstance(values, list):
-        raise DataError(f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines")
-    return _objects(name, "json", enumerate(values, start=1), problems)
 
-
-def _objects(name: str, format: TableFormat, values: Iterable[tuple[int, Any]], problems: ProblemLog | None) -> Table:
     def rows() -> Iterator[Row]:
-        for number, value in values:
-            where = f"{name}:{number}" if format == "jsonl" else f"{name}: record {number}"
+        for number, value in enumerate(_items("".join(pieces), name), 1) if is_array else _json_lines(pieces, name, problems):
+            where = f"{name}: record {number}" if is_array else f"{name}:{number}"
             if isinstance(value, dict):
                 yield Row(where, value, number)
             elif problems is None:
@@ -468,10 +384,29 @@ def _objects(name: str, format: TableFormat, values: Iterable[tuple[int, Any]], 
             else:
                 problems.add("record skipped, as it is not a JSON object", where)
 
-    table = Table(name, format, (), rows())
-    if not table.sample(1) and problems is None:
-        raise DataError(f"{name} is empty", hint="expected JSON objects")
+    table = Table(name, "json" if is_array else "jsonl", (), rows())
+    table.sample(1)
     return table
+
+
+def _items(text: str, name: str) -> list[Any]:
+    items = parsed_json(text, name)
+    if not isinstance(items, list):
+        raise DataError(f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines")
+    return items
+
+
+def _json_lines(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Iterator[tuple[int, Any]]:
+    for number, line in split_lines(pieces, name):
+        if line.strip():
+            try:
+                yield number, parsed_json(line, f"{name}:{number}")
+            except DataError:
+                if number == 1 and line.strip() == "{":
+                    raise one_object(name) from None
+                if problems is None:
+                    raise
+                problems.add("line skipped, as it is not JSON", f"{name}:{number}")
 
 
 def arrow_table(file: BinaryIO, name: str, *, only_text: bool = False) -> Table:
@@ -510,10 +445,9 @@ def arrow_table(file: BinaryIO, name: str, *, only_text: bool = False) -> Table:
     def rows() -> Iterator[Row]:
         with undamaged():
             batches = source.iter_batches(_BATCH_ROWS, columns=columns) if is_parquet else source
-            places = itertools.chain.from_iterable(zip(*batch.select(columns).columns, strict=True) for batch in batches)
-            for number, values in enumerate(places, start=1):
-                row = {column: value.as_py() for column, value in zip(columns, values, strict=True)}
-                yield Row(f"{name}: row {number}", row, number)
+            records = (record for batch in batches for record in batch.select(columns).to_pylist())
+            for number, record in enumerate(records, start=1):
+                yield Row(f"{name}: row {number}", record, number)
 
     return Table(name, "parquet", tuple(columns), rows())
 
@@ -588,8 +522,9 @@ TEXT_NAMES = (
 """Usual names of text columns, likeliest first."""
 LABEL_NAMES = "label labels class category target sentiment stars rating score intent topic gold_label".split()
 """Usual names of label columns, likeliest first."""
-_FEWEST_WORDS, _FEWEST_CHARACTERS = 3, 6  # of a text, on average; the second for scripts without spaces between words
-_IDEOGRAPHS = re.compile("[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")
+_FEWEST_WORDS = 3  # of a text, on average
+# Two characters of a script without spaces between words count as a word.
+_WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]{2}|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
 def text_column(table: Table, *, required: bool = True) -> str | None:
@@ -629,9 +564,7 @@ def _texts(table: Table) -> dict[str, list[str]]:
 
 def _are_texts(cells: Sequence[str]) -> bool:
     """Whether the cells of a column contain several words on average."""
-    words = sum(len(cell.split()) for cell in cells)
-    ideographs = sum(len(_IDEOGRAPHS.findall(cell)) for cell in cells)
-    return bool(cells) and (words >= _FEWEST_WORDS * len(cells) or ideographs >= _FEWEST_CHARACTERS * len(cells))
+    return bool(cells) and sum(len(_WORD.findall(cell)) for cell in cells) >= _FEWEST_WORDS * len(cells)
 
 
 def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:
@@ -643,12 +576,16 @@ def choose_column(table: Table, role: str, names: Sequence[str], taken: Collecti
 
     Raises:
         ConfigError: none can be recognized.
-        DataError: the table has no header, or is a single JSON object.
+        DataError: the table has no header.
     """
     column = column_named(table, names, taken)
     if column is not None:
         return column
-    _refuse_other_layout(table)
+    if table.format in ("csv", "tsv") and not is_header(table.columns):
+        raise DataError(
+            f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
+            hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
+        )
     free = [column for column in table.columns if column not in taken]
     if len(free) > 1 and role == "text":
         free = [column for column, cells in _texts(table).items() if column in free and _are_texts(cells)]
@@ -664,25 +601,6 @@ def column_named(table: Table, names: Sequence[str], taken: Collection[str] = ()
     """The first of some names, in lower case, that a column has; None without one."""
     lowered = {column.lower(): column for column in table.columns if column not in taken}
     return next((lowered[name] for name in names if name in lowered), None)
-
-
-def _refuse_other_layout(table: Table) -> None:
-    """Raise a DataError if the first line of a table is not a header, or if a JSON file is one object."""
-    if table.format in ("csv", "tsv"):
-        mark = delimiter_of(table.columns[0]) if len(table.columns) == 1 else None
-        if mark is not None:
-            raise DataError(
-                f"{table.name} has a single column, but its first line has several separated by '{mark}': "
-                f"{table.columns[0]!r:.80}",
-                hint="name the file .csv, or --set files.format=csv; for prediction --format csv",
-            )
-        if not is_header(table.columns):
-            raise DataError(
-                f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
-                hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
-            )
-    elif table.format == "jsonl" and suffix_of(table.name) == ".json" and len(table.sample()) == 1:
-        raise one_object(table.name)
 
 
 def option_of(role: str) -> str:

@@ -14,7 +14,8 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from discern.data.tables import NO_DELIMITER, Table, dialect_of, excel_delimiter, open_table, parsed_json, raw_lines, suffix_of
+from discern.data.sources.streams import file_pieces, whole_lines
+from discern.data.tables import NO_DELIMITER, Table, delimiter_of, excel_delimiter, open_table, parsed_json, suffix_of
 from discern.errors import ConfigError, DataError
 from discern.inference.prediction_input import InputFormat
 from discern.tasks.base import Prediction
@@ -48,7 +49,7 @@ def readable_again(path: Path, out: Path | None, format: InputFormat | None, *, 
     if table.format == "text":
         raise none
     promised = _ENDINGS.get(out.suffix.lower(), table.format)
-    if promised != table.format:
+    if promised != table.format and suffix_of(out) != suffix_of(path):
         raise ConfigError(
             f"{out} would be a {table.format} file, like {path}", hint=f"name it {out.with_suffix(suffix_of(path))}"
         )
@@ -136,13 +137,13 @@ def _written(value: Any) -> str:
 def _csv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     """The text of the new file in pieces, each with whether it is a row."""
     taken: list[str] = []
-    lines = raw_lines(path)
+    lines = whole_lines(file_pieces(path), str(path))
     before: list[str] = []
     for first in lines:
         before.append(first)
         if first.strip(_BOM + " \t\r\n") and excel_delimiter(first) is None:
             break
-    delimiter = dialect_of([line.strip(_BOM + "\r\n") for line in before if line.strip(_BOM + " \t\r\n")]).delimiter
+    delimiter = delimiter_of("".join(before).lstrip(_BOM), "csv")
     mark = "," if delimiter == NO_DELIMITER else delimiter
 
     def fed() -> Iterator[str]:
@@ -176,7 +177,7 @@ def _record(fields: list[str], delimiter: str) -> str:
 
 def _tsv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     is_header = True
-    for raw in raw_lines(path):
+    for raw in whole_lines(file_pieces(path), str(path)):
         body = raw.rstrip("\r\n")
         if not (body.strip(_BOM + " \t") and excel_delimiter(body) is None if is_header else body):
             yield raw, False
@@ -188,7 +189,7 @@ def _tsv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> 
 
 
 def _json_lines(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
-    for number, raw in enumerate(raw_lines(path), start=1):
+    for number, raw in enumerate(whole_lines(file_pieces(path), str(path)), start=1):
         body = raw.strip(_BOM + " \t\r\n")
         if not body:
             yield raw, False

@@ -23,12 +23,12 @@ def score_lines(
 
     Args:
         source: the sentences, or a UTF-8 file with one per line, plain or compressed; `-` is standard input.
-        warn: called with messages about sentences that are read in several windows and skipped empty lines at the end.
+        warn: called with messages about sentences that are read in several windows.
 
     Raises:
         DataError: the file cannot be read or has no lines, or a line has no tokens; the scores before it were returned.
     """
-    lines = _read(source, warn)
+    lines = _read(source)
     progress.start("scoring", None, "sentences")
     report = TextReport(scorer.tokenizer, scorer.window_size, progress, warn)
     done = 0
@@ -57,13 +57,8 @@ def score_lines(
     report.finish()
 
 
-def _read(source: Path | Sequence[str], warn: Callable[[str], None]) -> Iterator[InputText]:
+def _read(source: Path | Sequence[str]) -> Iterator[InputText]:
     if not isinstance(source, Path):
         return (InputText(f"text {number}", number, text) for number, text in enumerate(source, 1))
     name, lines = input_lines(source)
-
-    def left_out(first: int, last: int) -> None:
-        where = f"{first} to {last}" if last > first else f"{first}"
-        warn(f"{name}:{where}: empty lines at the end, skipped")
-
-    return (InputText(f"{name}:{number}", number, text) for number, text in without_blank_end(lines, left_out))
+    return (InputText(f"{name}:{number}", number, text) for number, text in without_blank_end(lines))

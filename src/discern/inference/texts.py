@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -12,7 +11,8 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator
 from tokenizers import Tokenizer
 
-from discern.data.tables import clean_text, numbered_lines, parsed_json, stream_lines, suffix_of
+from discern.data.sources.streams import shown_name
+from discern.data.tables import clean_text, numbered_lines, parsed_json, suffix_of
 from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import DataError, did_you_mean
 from discern.progress import Progress
@@ -143,9 +143,7 @@ def read_checked(source: Path, field: str | None = None) -> Iterator[CheckedText
 
 def input_lines(source: Path) -> tuple[str, Iterator[tuple[int, str]]]:
     """The name of a file for messages, and its numbered lines; `-` is standard input."""
-    if str(source) == "-":
-        return "standard input", stream_lines(sys.stdin.buffer, "standard input")
-    return str(source), numbered_lines(source)
+    return shown_name(source), numbered_lines(source)
 
 
 def _field(source: Path, field: str | None) -> str | None:

@@ -27,8 +27,8 @@ from discern.data.dataset.shards import TokenData
 from discern.data.executors import available_cores
 from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
-from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import CorpusOptions, ProblemLog
+from discern.data.sources.corpus import Corpus
+from discern.data.sources.documents import CorpusOptions
 from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, pieces_of_added, word_form
@@ -331,14 +331,11 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
     else:
         assert added.number is not None
         counts: Counter[str] = Counter()
-        meter = CorpusProgress(progress, "counting words", Corpus(inputs, corpus, exclude=target))
         rules = Rules(options.filters)
-        for document in meter.read(ProblemLog()):
+        for document in Corpus(inputs, corpus, exclude=target).read(progress, "counting words"):
             for sentences in rules.apply([document])[0]:
                 for sentence in sentences or ():
                     counts.update(word_forms(tokenizer, sentence))
-            meter.show()
-        meter.finish()
         forms = frequent_splits(counts, tokenizer, added.number)
         reason = f"no word that occurs at least three times in the text of {data.folder} is split or unknown"
     if not forms:

@@ -9,11 +9,10 @@ any harm.
 from __future__ import annotations
 
 import glob
-import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,7 +28,6 @@ from discern.errors import DataError, DiscernError
 from discern.progress import Progress
 from discern.storage.output import is_kept_whole, listed
 
-_STEP_BYTES = 1 << 20
 _ARROW_RECORDS = ("state.json", "dataset_info.json", "dataset_dict.json")
 """What `datasets.save_to_disk` writes beside the data."""
 
@@ -51,12 +49,12 @@ class Input:
     name: str
     path: Path | None
     explicit: bool
-    size: int | None
+    size: int | None = None
     version: str | None = None
     address: str | None = None
 
     def now(self) -> Input:
-        """The input as it is at this time.
+        """The input with its size and version at this time.
 
         Raises:
             DataError: it does not exist any more.
@@ -64,16 +62,22 @@ class Input:
         if self.address is not None:
             remote = remote_file(self.address)
             return replace(self, size=remote.size, version=remote.version)
+        if self.path is None:
+            return self
         with naming(self.name):
-            size, version = _state_of(self.path.stat()) if self.path is not None else (None, None)
-        return replace(self, size=size, version=version)
+            found = self.path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            return self
+        # In microseconds, which network file systems keep, too.
+        return replace(self, size=found.st_size, version=str(np.datetime64(found.st_mtime_ns // 1000, "us")))
 
 
 class Corpus:
     """The documents of some inputs. Every reading gives the same documents.
 
     Args:
-        inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`.
+        inputs: files, folders, glob patterns, addresses (`https://`, `s3://`, `gs://`, `hf://`), `-` or `hf:NAME`; or inputs that
+            were found before.
         options: how text becomes documents.
         exclude: folder that is not input although it may lie in one: the output folder.
 
@@ -84,18 +88,11 @@ class Corpus:
         DataError: an input does not exist or contains no file.
     """
 
-    def __init__(self, inputs: Sequence[str], options: CorpusOptions, exclude: Path | None = None) -> None:
+    def __init__(self, inputs: Sequence[str | Input], options: CorpusOptions, exclude: Path | None = None) -> None:
         self.options = options
         search = _Search(options, exclude)
-        self.inputs = [item for text in inputs for item in search.inputs(text)]
+        self.inputs = [found for item in inputs for found in ([item] if isinstance(item, Input) else search.inputs(item))]
         self.left_out = tuple(search.left_out)
-
-    @classmethod
-    def of(cls, inputs: Sequence[Input], options: CorpusOptions) -> Corpus:
-        """The documents of inputs that were found before."""
-        corpus = cls((), options)
-        corpus.inputs = list(inputs)
-        return corpus
 
     @property
     def note(self) -> str | None:
@@ -108,7 +105,7 @@ class Corpus:
     def total_bytes(self) -> int | None:
         """Size of the input in bytes as stored; None if unknown."""
         sizes = [item.size for item in self.inputs]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
+        return None if None in sizes else sum(filter(None, sizes))
 
     @property
     def rereadable(self) -> bool:
@@ -147,6 +144,12 @@ class Corpus:
                     raise
                 errors.append(error)
 
+    def read(self, progress: Progress, description: str) -> Iterator[Document]:
+        """Every document in order, with a progress bar in bytes of the input."""
+        progress.start(description, self.total_bytes, "bytes")
+        yield from self.documents(ProblemLog(), progress.advance)
+        progress.finish()
+
 
 def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None]) -> Iterator[Document]:
     """The documents of a file or of standard input."""
@@ -155,7 +158,6 @@ def _read(item: Input, context: ReadContext, count_bytes: Callable[[int], None])
             file: Any = ResumingStream(item.address)
         else:
             file = open(item.path or sys.stdin.fileno(), "rb", closefd=item.path is not None)  # noqa: SIM115 (closed below)
-
         with closing(file):
             yield from read_stream(opened(blocks(file, count_bytes)), context)
 
@@ -186,119 +188,58 @@ class _Search:
                 if is_named or not self._options.excludes(remote.address):
                     yield Input(shown(remote.address), None, is_named, remote.size, remote.version, remote.address)
         elif text == "-" or text.startswith("hf:"):
-            yield Input(text, None, True, None)
-        elif path.exists() and not path.is_dir():
-            yield Input(text, path, True, *_state_of(path.stat()))
+            yield Input(text, None, True)
         elif is_kept_whole(path):
             raise DataError(f"{path} is a data set, a run or a model, not text", hint="give the text that it was made from")
-        elif path.is_dir() or glob.has_magic(text):
+        elif path.is_dir() or (glob.has_magic(text) and not path.exists()):
             files = self._files(text)
             if not files:
                 what = f"folder {path} contains no files" if path.is_dir() else f"no file matches the pattern {text}"
                 raise DataError(what, hint="check the path and --exclude; quote a pattern if the shell should not expand it")
             for file in files:
-                yield Input(str(file), file, False, *_state_of(file.stat()))
+                yield Input(str(file), file, False).now()
+        elif path.exists():
+            yield Input(text, path, True).now()
         else:
             raise DataError(
                 f"input {text} does not exist", hint="give a file, a folder, a pattern in quotes, an address, '-' or hf:NAME"
             )
 
-    def _files(self, text: str) -> Iterable[Path]:
+    def _files(self, text: str) -> list[Path]:
         """The files below a folder, or that match a pattern or are below a folder that matches, each once."""
         top = Path(text) if Path(text).is_dir() else Path(re.split(r"[*?\[]", text)[0] + "x").parent  # as the user named it
-        files: dict[str, Path] = {}
-        for match in [top] if top == Path(text) else map(Path, sorted(glob.glob(text, recursive=True))):
+        matches = [top] if top == Path(text) else map(Path, sorted(glob.glob(text, recursive=True)))
+        files: dict[Path, None] = {}
+        visited: set[Path] = set()
+        for match in matches:
             # From the outside in, as a folder is left out with all that is below it.
-            around = [folder for folder in (*reversed(match.parents), match) if folder.is_dir()]
-            if all(self._has_input(folder) for folder in around if folder.is_relative_to(top)):
-                for file in self._below(match) if match.is_dir() else [match]:
+            if all(self._has_input(folder) for folder in reversed(match.parents) if folder.is_relative_to(top)):
+                for file in self._below(match, visited) if match.is_dir() else [match]:
                     if file.exists() and not self._options.excludes(str(file.relative_to(top))):
-                        files.setdefault(os.path.abspath(file), file)
-        return files.values()
+                        files[file] = None
+        return list(files)
 
     def _has_input(self, folder: Path) -> bool:
         """Whether the files of a folder are input."""
         if folder not in self._is_input:
-            place = folder.resolve()
-            is_output = self._output is not None and self._output in (place, *place.parents)
+            is_output = self._output is not None and folder.resolve().is_relative_to(self._output)
             is_kept = not is_output and is_kept_whole(folder)
             self.left_out += [folder] if is_kept else []
             self._is_input[folder] = not is_output and not is_kept
         return self._is_input[folder]
 
-    def _below(self, top: Path) -> list[Path]:
+    def _below(self, folder: Path, visited: set[Path]) -> Iterator[Path]:
         """The files below a folder, sorted by path. Links are followed, but to each folder only once."""
-
-        def refuse(problem: OSError) -> None:
-            raise DataError(f"{problem.filename} cannot be read: {problem.strerror}") from problem
-
-        files: list[Path] = []
-        visited: set[str] = set()
-        for folder, folders, names in os.walk(top, onerror=refuse, followlinks=True):
-            place = os.path.realpath(folder)
-            if place in visited:
-                folders.clear()
+        place = folder.resolve()
+        if place in visited or not self._has_input(folder):
+            return
+        visited.add(place)
+        with naming(str(folder)):
+            entries = sorted(folder.iterdir())
+        for entry in entries:
+            if entry.name.startswith("."):
                 continue
-            visited.add(place)
-            # In order, so that of two links to a folder the same one is followed everywhere.
-            folders[:] = [name for name in sorted(folders) if not name.startswith(".") and self._has_input(Path(folder, name))]
-            files += [Path(folder, name) for name in names if not name.startswith(".") and name not in _ARROW_RECORDS]
-        return sorted((path for path in files if path.is_file()), key=lambda path: path.parts)
-
-
-def _state_of(found: os.stat_result) -> tuple[int | None, str | None]:
-    """The size of a regular file, and when it was modified: in microseconds, which network file systems keep, too."""
-    if not stat.S_ISREG(found.st_mode):
-        return None, None
-    return found.st_size, str(np.datetime64(found.st_mtime_ns // 1000, "us"))
-
-
-class CorpusProgress:
-    """Reads a corpus once, with a progress bar in bytes of the input.
-
-    Attributes:
-        bytes_read, documents, sentences, characters: counts of what has been read so far.
-    """
-
-    def __init__(self, progress: Progress, description: str, corpus: Corpus) -> None:
-        self.bytes_read = self.documents = self.sentences = self.characters = 0
-        self._corpus, self._progress = corpus, progress
-        self._shown = 0
-        self._firsts: dict[int, str] = {}
-        progress.start(description, corpus.total_bytes, "bytes")
-
-    def read(self, problems: ProblemLog, errors: list[DiscernError] | None = None) -> Iterator[Document]:
-        """The documents of the corpus; see `Corpus.documents`."""
-
-        def count_bytes(size: int) -> None:
-            self.bytes_read += size
-
-        def begin(name: str) -> None:
-            self._firsts[self.documents] = name
-
-        for document in self._corpus.documents(problems, count_bytes, errors, begin):
-            self.documents += 1
-            if isinstance(document, list):
-                self.sentences += len(document)
-                self.characters += sum(map(len, document))
-            yield document
-
-    def locate(self, index: int) -> tuple[str, int]:
-        """The name of the input of a document that has been read, and the number of the document in it, from 1.
-
-        Args:
-            index: index of the document in the corpus.
-        """
-        first = max(first for first in self._firsts if first <= index)
-        return self._firsts[first], index - first + 1
-
-    def show(self, step: int = _STEP_BYTES, **metrics: str) -> None:
-        """Move the bar to the current position, at most once per megabyte."""
-        if self.bytes_read - self._shown >= step:
-            self._progress.advance(self.bytes_read - self._shown, **metrics)
-            self._shown = self.bytes_read
-
-    def finish(self, **metrics: str) -> None:
-        """Finish the bar at the end of the corpus."""
-        self.show(0, **metrics)
-        self._progress.finish()
+            if entry.is_dir():
+                yield from self._below(entry, visited)
+            elif entry.is_file() and entry.name not in _ARROW_RECORDS:
+                yield entry

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from itertools import chain
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -19,6 +20,8 @@ Document: TypeAlias = list[str] | TokenIds
 DocumentRule = Literal["auto", "blank-line", "file", "line", "record"]
 
 MAX_EXAMPLES = 10
+# Limits of the text in memory at one time, in characters.
+LONGEST_SENTENCE, LONGEST_DOCUMENT = 1 << 16, 1 << 24
 _SHORTEST = 8
 
 
@@ -70,15 +73,6 @@ class ProblemLog:
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of the text in memory at one time, in characters."""
-
-    sentence: int = 1 << 16
-    document: int = 1 << 24
-    record: int = 1 << 26
-
-
-@dataclass(frozen=True)
 class CorpusOptions:
     """How text becomes documents.
 
@@ -86,14 +80,12 @@ class CorpusOptions:
         documents: the separator of documents. With 'auto', the end of a record or `<doc>`, and in running text a blank line.
         text_fields: names of fields or columns that hold the text: NAME, or PATTERN:NAME for the inputs that a pattern matches.
             Without one, it is chosen by `text_column`.
-        limits: limits of the text in memory at one time.
         exclude: patterns of files to leave out of folders, glob patterns and archives.
         encoding: encoding of all text; None: UTF-8, or detected in each file that is not.
     """
 
     documents: DocumentRule = "auto"
     text_fields: tuple[str, ...] = ()
-    limits: Limits = field(default_factory=Limits)
     exclude: tuple[str, ...] = ()
     encoding: str | None = None
 
@@ -101,8 +93,7 @@ class CorpusOptions:
         """The field or column that holds the text of an input; None if it is not given."""
         parted = [entry.rpartition(":") for entry in self.text_fields]
         fitting = [field for pattern, _, field in parted if pattern and _matches(name, pattern)]
-        fitting += [field for pattern, _, field in parted if not pattern]
-        return fitting[0] if fitting else None
+        return next(iter(fitting + [field for pattern, _, field in parted if not pattern]), None)
 
     def excludes(self, path: str) -> bool:
         """Whether a file is left out, by its path below the input."""
@@ -120,12 +111,10 @@ class Lines:
 
     Attributes:
         lines: text without line ends, not stripped.
-        continues: whether the last line continues in the next batch.
         ends_record: whether a record (`<doc>`, JSON object, row) ends here.
     """
 
     lines: list[str]
-    continues: bool = False
     ends_record: bool = False
 
 
@@ -136,39 +125,37 @@ def documents(
 
     Lines and documents beyond the limits are split and reported.
     """
-    rule, limits = options.documents, options.limits
-    cuts_at_blank = rule == "blank-line" or (rule == "auto" and not are_records)
     sentences: list[str] = []
-    size, continued, full = 0, False, False
+    size = 0
+    for sentence in chain(_sentences(batches, options.documents, name, problems, are_records), [None]):
+        if sentence is not None:
+            sentences.append(sentence)
+            size += len(sentence)
+            if size < LONGEST_DOCUMENT and len(sentences) < LONGEST_DOCUMENT // _SHORTEST:
+                continue
+            problems.add("document split, as it is too long", f"{name}: after {sentence[:40]!r}")
+        if sentences:
+            yield sentences
+        sentences, size = [], 0
+
+
+def _sentences(
+    batches: Iterable[Lines], rule: DocumentRule, name: str, problems: ProblemLog, are_records: bool
+) -> Iterator[str | None]:
+    """The sentences of all documents, with None at the end of each."""
+    cuts_at_blank = rule == "blank-line" or (rule == "auto" and not are_records)
     for batch in batches:
-        for index, raw in enumerate(batch.lines):
-            goes_on = batch.continues and index == len(batch.lines) - 1
-            if len(raw) > limits.sentence or goes_on:
-                if not continued:
-                    problems.add("line split, as it is too long", f"{name}: {raw[:40].strip()!r}...")
-                pieces = _split_line(raw, limits.sentence)
-            else:
-                pieces = [line] if (line := raw.strip()) else []
-            for piece in pieces:
-                if full:
-                    problems.add("document split, as it is too long", f"{name}: before {piece[:40]!r}")
-                sentences.append(piece)
-                size += len(piece)
-                if full := size >= limits.document or len(sentences) >= limits.document // _SHORTEST:
-                    yield sentences
-                    sentences, size = [], 0
-            is_blank = not pieces and not continued and not goes_on
-            continued = goes_on
-            if (cuts_at_blank and is_blank) or (rule == "line" and not goes_on):
-                if sentences:
-                    yield sentences
-                sentences, size, full = [], 0, False
+        for raw in batch.lines:
+            line = raw.strip()
+            if len(line) > LONGEST_SENTENCE:
+                problems.add("line split, as it is too long", f"{name}: {line[:40]!r}...")
+                yield from _split_line(line, LONGEST_SENTENCE)
+            elif line:
+                yield line
+            if rule == "line" or (cuts_at_blank and not line):
+                yield None
         if batch.ends_record and rule != "file":
-            if sentences:
-                yield sentences
-            sentences, size, full = [], 0, False
-    if sentences:
-        yield sentences
+            yield None
 
 
 def _split_line(line: str, limit: int) -> list[str]:

@@ -16,7 +16,7 @@ import tarfile
 import tempfile
 import zipfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from email.message import Message
 from functools import cache
@@ -32,6 +32,7 @@ from discern.data.sources.streams import (
     BLOCK_BYTES,
     HEAD_BYTES,
     HTML,
+    LONGEST_LINE,
     DamagedFileError,
     NotTextError,
     blocks,
@@ -39,29 +40,25 @@ from discern.data.sources.streams import (
     decompressed,
     detect_encoding,
     head_of,
-    joined,
     naming,
     opened,
     other_content,
-    split_lines,
     text_pieces,
 )
 from discern.data.tables import (
-    DELIMITERS,
     LABEL_NAMES,
     TEXT_NAMES,
     TOKEN_IDS,
-    Dialect,
     Row,
     Table,
     TableFormat,
-    array_table,
     arrow_table,
+    clean_text,
     delimited_table,
-    dialect_of,
-    fields_of,
+    delimiter_of,
     is_header,
     json_table,
+    number_of_fields,
     suffix_of,
     table_format,
     text_column,
@@ -120,8 +117,6 @@ def read_stream(stream: io.BufferedReader, context: ReadContext) -> Iterator[Doc
         try:
             yield from _read_content(stream, context)
         except NotTextError as problem:
-            for _ in blocks(stream) if depth else ():
-                pass  # checksums come last: a damaged archive must be an error rather than a file left out
             if context.explicit:
                 raise
             context.problems.add("file skipped, as it is not text", f"{context.name} ({problem.reason})")
@@ -144,17 +139,14 @@ def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[D
     kind, content = table_format(name, text), other_content(text, name)
     if added := [format.documents for format in added_formats() if format.recognizes(name, text)]:
         yield from added[0](pieces, context)
-    elif kind == "json":
-        yield from record_documents(array_table(pieces, name, context.problems), context)
-    elif kind == "jsonl":
-        lines = split_lines(pieces, name, context.options.limits.record)
-        yield from record_documents(json_table(lines, name, context.problems), context)
+    elif kind in ("json", "jsonl"):
+        yield from record_documents(json_table(pieces, name, context.problems, is_array=kind == "json"), context)
     elif text.lstrip().startswith("<doc "):
         yield from context.cut(_articles(text_lines(pieces)), are_records=True)
     elif content is not None and content != HTML:
         raise NotTextError(name, *content)
-    elif dialect := table_dialect(kind, text):
-        yield from _delimited(pieces, context, dialect)
+    elif (delimiter := table_delimiter(kind, text)) is not None:
+        yield from _delimited(pieces, context, delimiter)
     elif content == HTML or len(_CLOSING_TAG.findall(text)) > max(2, len(text) // 200):
         yield from _html(pieces, context)
     elif context.options.documents == "record":
@@ -167,25 +159,20 @@ def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[D
 
 
 def is_tar(head: bytes) -> bool:
-    """Whether a stream begins with a tar header: the magic number, or a valid checksum in archives of older formats."""
-    if len(head) < 512 or head[:1] == b"\x00":
-        return False
-    try:
-        return head[257:262] == b"ustar" or bool(tarfile.TarInfo.frombuf(head[:512], "utf-8", "surrogateescape"))
-    except tarfile.TarError:
-        return False
+    """Whether a stream begins with the header of a tar archive."""
+    with suppress(tarfile.TarError):
+        return bool(tarfile.TarInfo.frombuf(head[: tarfile.BLOCKSIZE], "utf-8", "surrogateescape"))
+    return False
 
 
 class _StrictHeader(tarfile.TarInfo):
-    """A header that reports an archive that is cut short, which the library mistakes for the end."""
+    """A header that reports an archive that is damaged or cut short, which the library mistakes for the end."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> _StrictHeader:
-        if buf and len(buf) < tarfile.BLOCKSIZE:
-            raise tarfile.ReadError("the archive ends inside a header")
         try:
             return super().frombuf(buf, encoding, errors)
-        except tarfile.InvalidHeaderError as problem:  # type: ignore[attr-defined]
+        except (tarfile.TruncatedHeaderError, tarfile.InvalidHeaderError) as problem:  # type: ignore[attr-defined]
             raise tarfile.ReadError(f"a header has a {problem}") from problem
 
 
@@ -260,9 +247,8 @@ def record_documents(table: Table, context: ReadContext) -> Iterator[Document]:
         problems.add("table skipped, as no column looks like text (choose one with --text-field NAME)", context.name)
         return
     ignored = ", ".join(name for name in table.columns if name != column)
-    kind = "tables" if table.format in ("csv", "tsv") else "records"
-    if ignored and (kind == "tables" or column not in ("text", field)):
-        problems.note(f"{kind}: the text is read from the column '{column}'; ignored: {ignored}")
+    if ignored and column not in (field, "text" if table.format not in ("csv", "tsv") else None):
+        problems.note(f"the text is read from the column '{column}'; ignored: {ignored}")
     yield from context.cut(_texts(table, column, problems), are_records=True)
 
 
@@ -278,8 +264,7 @@ def _texts(table: Table, column: str, problems: ProblemLog) -> Iterator[Lines]:
         if not isinstance(text, str) or not text.strip():
             problems.add(f"record skipped, as it has no text in '{column}'", row.where)
             continue
-        # Half of a surrogate pair is valid in JSON, but not in UTF-8.
-        clean = text if text.isascii() else text.encode("utf-8", errors="replace").decode("utf-8")
+        clean = clean_text(text)
         if clean != text:
             problems.add("half of a surrogate pair, replaced", row.where)
         yield Lines(clean.split("\n"), ends_record=True)
@@ -294,26 +279,25 @@ def _arrow(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document
 _OTHER_NAMES = "id idx index language lang date author url source split tags".split()
 
 
-def table_dialect(kind: TableFormat, head: str) -> Dialect | None:
+def table_delimiter(kind: TableFormat, head: str) -> str | None:
     """The delimiter of a table; None if a file is no table.
 
     A file is a table if its name says so, or if its first lines have the same number of fields and the first one names columns.
     """
     lines = [line for line in head.split("\n")[: -1 if len(head) > HEAD_BYTES // 4 else None] if line.strip()]
     if lines and kind in ("csv", "tsv"):
-        return dialect_of(lines, "\t" if kind == "tsv" else DELIMITERS)
+        return delimiter_of(head, kind)
     for mark in "\t,;|" if len(lines) > 2 else "":
-        rows = [fields_of(line, mark) for line in lines]
-        named = {field.strip().lower() for field in rows[0]} & {*TEXT_NAMES, *LABEL_NAMES, *_OTHER_NAMES}
-        if len(rows[0]) > 1 and len({*map(len, rows)}) == 1 and named and is_header(rows[0]):
-            return Dialect(mark, mark == "\t")
+        header = lines[0].split(mark)
+        named = {field.strip().lower() for field in header} & {*TEXT_NAMES, *LABEL_NAMES, *_OTHER_NAMES}
+        if len(header) > 1 and {number_of_fields(line, mark) for line in lines} == {len(header)} and named and is_header(header):
+            return mark
     return None
 
 
-def _delimited(pieces: Iterator[str], context: ReadContext, dialect: Dialect) -> Iterator[Document]:
+def _delimited(pieces: Iterator[str], context: ReadContext, delimiter: str) -> Iterator[Document]:
     """The rows of a CSV or TSV file. Labels and headers are never read as text."""
-    lines = split_lines(pieces, context.name, context.options.limits.record)
-    table = delimited_table(lines, context.name, dialect, None, context.problems)
+    table = delimited_table(pieces, context.name, delimiter, None, context.problems)
     if len(table.columns) == 1 and table.columns != ("column 1",):
         # A short first line of text looks like a name, so the user must be able to notice.
         context.problems.note(f"tables: the first line, '{table.columns[0]}', is taken as the header")
@@ -362,7 +346,7 @@ def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lin
         if not length.isdecimal():
             raise DamagedFileError(f"expected a WARC record with its Content-Length, found {line[:40]!r}")
         left, parts = int(length), []
-        is_short = left <= context.options.limits.record
+        is_short = left <= LONGEST_LINE
         while left and (block := stream.read(min(left, BLOCK_BYTES))):
             left -= len(block)
             parts += [block] if is_short else []
@@ -371,8 +355,6 @@ def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lin
         content, text = b"".join(parts), ""
         if kind in ("conversion", "resource") and media.lower().startswith("text/plain") and is_short:
             text = content.decode("utf-8", errors="replace")
-            if (replaced := text.count("\ufffd") - content.count("\ufffd".encode())) > 0:
-                context.problems.add("invalid UTF-8, replaced", where, replaced)
         elif kind in ("conversion", "resource", "response"):
             header, _, page = content.partition(b"\r\n\r\n")
             if has_extractor() and re.search(rb"(?i)\ncontent-type: *(text/html|application/xhtml)", header):
@@ -394,7 +376,7 @@ def _html(pieces: Iterator[str], context: ReadContext) -> Iterator[Document]:
     """The main text of a page, which is a record."""
     if not has_extractor():
         raise NotTextError(context.name, *HTML)
-    text = page_text(joined(pieces, context.name))
+    text = page_text("".join(pieces))
     if not text:
         context.problems.add("page skipped, as it has no running text", context.name)
     return context.cut([Lines(text.split("\n"), ends_record=True)], are_records=True)
@@ -436,28 +418,18 @@ def _ids(stream: io.BufferedReader, dtype: np.dtype[Any], count: int = 1 << 20) 
 
 # Running text
 
-_MANY_LINE_ENDS = 8
-# One blank line is enough to end a document, and a file of blank lines alone would take a minute per compressed kilobyte.
-_BLANK_LINES = re.compile(r"\n[ \t\r\f\v]*\n[ \t\r\f\v\n]*\n")
-
 
 def text_lines(pieces: Iterable[str]) -> Iterator[Lines]:
-    """The lines of text that comes in pieces. Runs of blank lines may be shortened to one."""
+    """The lines of text that comes in pieces. A line of more than a mebibyte becomes several."""
     rest = ""
     for piece in pieces:
-        lines = piece.split("\n")
-        lines[0] = rest + lines[0]
-        rest = lines.pop()
-        if len(lines) * _MANY_LINE_ENDS > len(piece):
-            lines = _BLANK_LINES.sub("\n\n", "\n".join(lines)).split("\n")
-        if lines:
-            yield Lines(lines)
-        elif len(rest) >= BLOCK_BYTES:
-            cut = max(rest.rfind(" "), rest.rfind("\t")) + 1 or len(rest) - 1
-            yield Lines([rest[:cut]], continues=True)
+        *lines, rest = (rest + piece).split("\n")
+        if len(rest) >= BLOCK_BYTES:
+            cut = rest.rstrip().rfind(" ") + 1 or len(rest) - 1  # what is left is no blank line
+            lines.append(rest[:cut])
             rest = rest[cut:]
-    if rest:
-        yield Lines([rest])
+        yield Lines(lines)
+    yield Lines([rest] if rest else [])
 
 
 def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
@@ -474,7 +446,7 @@ def _articles(batches: Iterable[Lines]) -> Iterator[Lines]:
                 lines = []
             else:
                 lines.append(html.unescape(line).replace("\n", " ") if "&" in line else line)
-        yield Lines(lines, continues=batch.continues)
+        yield Lines(lines)
 
 
 _CLOSING_TAG = re.compile("</(?:p|div|span|a|li|tr|td|h[1-6]|script|style)>", re.IGNORECASE)

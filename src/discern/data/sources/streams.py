@@ -6,13 +6,13 @@ import bz2
 import codecs
 import io
 import lzma
-import os
 import re
+import sys
 import tarfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from http.client import HTTPException
 from itertools import chain
@@ -22,7 +22,7 @@ from typing import IO, Any
 import zstandard
 
 from discern.data.sources.documents import ProblemLog
-from discern.errors import ConfigError, DataError, nearest
+from discern.errors import ConfigError, DataError
 
 BLOCK_BYTES = 1 << 20
 HEAD_BYTES = 1 << 16
@@ -53,22 +53,17 @@ class _Pieces(io.RawIOBase):
 
     def __init__(self, pieces: Iterator[bytes]) -> None:
         self._pieces = filter(None, pieces)
-        self._rest = memoryview(b"")
+        self._rest = b""
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
-        filled = 0
-        while filled < len(buffer):
-            self._rest = self._rest or memoryview(next(self._pieces, b""))
-            if not self._rest:
-                break
-            part = self._rest[: len(buffer) - filled]
-            buffer[filled : filled + len(part)] = part
-            self._rest = self._rest[len(part) :]
-            filled += len(part)
-        return filled
+        while len(self._rest) < len(buffer) and (piece := next(self._pieces, b"")):
+            self._rest += piece
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 def opened(pieces: Iterator[bytes]) -> io.BufferedReader:
@@ -147,21 +142,19 @@ def _decompress(stream: io.BufferedReader, start: Callable[[], Any], name: str) 
     Unlike the readers of the libraries, this detects damage at the beginning of a stream, which they take for the end of the
     file, and a last frame that is cut short.
     """
-    current, rest = None, b""
+    current: Any = None
     stored = size = 0
-    while data := rest or stream.read(_COMPRESSED_BYTES):
-        stored += len(data) if not rest else 0
-        rest = b""
-        if current is None:
-            if not (data := data.lstrip(b"\0")):
-                continue
-            current = start()
-        piece = current.decompress(data)
-        size += len(piece)
-        check_expansion(name, size, stored)
-        yield piece
-        if current.eof:
-            rest, current = current.unused_data, None
+    while data := stream.read(_COMPRESSED_BYTES):
+        stored += len(data)
+        while data := data if current is not None else data.lstrip(b"\0"):
+            current = current or start()
+            piece = current.decompress(data)
+            size += len(piece)
+            check_expansion(name, size, stored)
+            yield piece
+            data = b""
+            if current.eof:
+                data, current = current.unused_data, None
     if current is not None:
         raise DamagedFileError("it ends inside a compressed stream")
 
@@ -187,10 +180,6 @@ def naming(name: str) -> Iterator[None]:
         said, hint = f"is damaged or cut short: {problem}", "fetch it again, or leave it out of the input"
         if isinstance(problem, OSError) and problem.errno is not None:  # otherwise it is from a decompressor
             said, hint = f"cannot be read: {problem.strerror}", f"check the path; relative paths start at {Path.cwd()}"
-        if isinstance(problem, FileNotFoundError):
-            path = Path(name)
-            match = nearest(path.name, os.listdir(path.parent)) if path.parent.is_dir() else None
-            hint = f"did you mean {path.parent / match}?" if match else hint
         raise DataError(f"{name} {said}", hint=hint) from problem
 
 
@@ -307,9 +296,8 @@ def text_pieces(
             data = problem.object
             ends = data.count(b"\n", 0, problem.start)
             where = f"{name}:{lines + ends}"
-            likely = detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
             if problems is None:
-                file = Path(name).name
+                file, likely = Path(name).name, detect_encoding(data.split(b"\n")[ends]) or "ENCODING"
                 raise DataError(
                     f"{where}: not UTF-8: byte 0x{data[problem.start]:02x}",
                     hint=f"it may be {likely}; save it as UTF-8: iconv -f {likely} -t UTF-8 {file} > new-{file}",
@@ -319,8 +307,6 @@ def text_pieces(
             decoder.errors = "strict"
             invalid = max(1, text.count("\ufffd") - data.count("\ufffd".encode()))
             problems.add(f"invalid {encoding.upper()}, replaced", where, invalid)
-            if likely not in ("utf-8", "ENCODING"):
-                problems.note(f"invalid bytes are replaced; a file with them may be {likely}: --encoding {likely}")
         if b"\0" in block and "\0" in text:  # in UTF-16, a NUL byte is half of a character
             raise NotTextError(name, *_NUL)
         lines += block.count(b"\n")
@@ -328,60 +314,51 @@ def text_pieces(
             yield text
 
 
-def open_text(file: IO[bytes], name: str) -> Iterator[str]:
-    """The text of a UTF-8 file that may be compressed, piece by piece.
+def shown_name(path: Path) -> str:
+    """The name of a file, or of standard input (`-`), in messages."""
+    return "standard input" if str(path) == "-" else str(path)
+
+
+def file_pieces(path: Path) -> Iterator[str]:
+    """The text of a UTF-8 file that may be compressed, or of standard input (`-`), piece by piece.
 
     Raises:
-        DataError: it is damaged or not UTF-8, decompresses to too much data, or is markup or a program.
+        DataError: it is missing, damaged or not UTF-8, decompresses to too much data, or is markup or a program.
     """
-    stream, _ = decompressed(opened(blocks(file)), name)
-    if content := other_content(head_of(stream).decode(errors="replace"), name):
-        raise NotTextError(name, *content)
-    return text_pieces(stream, name)
+    name = shown_name(path)
+    with naming(name), nullcontext(sys.stdin.buffer) if str(path) == "-" else path.open("rb") as file:
+        stream, _ = decompressed(opened(blocks(file)), name)
+        if content := other_content(head_of(stream).decode(errors="replace"), name):
+            raise NotTextError(name, *content)
+        yield from text_pieces(stream, name)
 
 
-_LONGEST_LINE, _LONGEST_FILE = 1 << 28, 1 << 30
+LONGEST_LINE = 1 << 26
 NumberedLines = Iterator[tuple[int, str]]
 """The lines of a file and their numbers, from 1, without line ends."""
 
 
-def split_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> NumberedLines:
+def split_lines(pieces: Iterable[str], name: str) -> NumberedLines:
     """The numbered lines of text that comes in pieces. A byte order mark is left out.
 
     Raises:
-        DataError: a line is longer than the limit.
+        DataError: a line is longer than `LONGEST_LINE`.
     """
-    for number, line in enumerate(whole_lines(pieces, name, limit), start=1):
+    for number, line in enumerate(whole_lines(pieces, name), start=1):
         yield number, (line.removeprefix("\ufeff") if number == 1 else line).removesuffix("\n").removesuffix("\r")
 
 
-def whole_lines(pieces: Iterable[str], name: str, limit: int = _LONGEST_LINE) -> Iterator[str]:
+def whole_lines(pieces: Iterable[str], name: str) -> Iterator[str]:
     """The lines with their ends, and with a byte order mark if there is one."""
     rest = ""
     for piece in pieces:
         *whole, rest = (rest + piece).split("\n")
         for line in whole:
             yield line + "\n"
-        if len(rest) > limit:
+        if len(rest) > LONGEST_LINE:
             raise DataError(
-                f"{name}: a line of more than {limit:,} characters",
+                f"{name}: a line of more than {LONGEST_LINE:,} characters",
                 hint="is it text? An array of JSON objects is read from a file that ends in .json",
             )
     if rest:
         yield rest
-
-
-def joined(pieces: Iterable[str], name: str) -> str:
-    """The whole text of a file, if it fits into memory.
-
-    Raises:
-        DataError: it is longer than 1 GiB.
-    """
-    parts: list[str] = []
-    left = _LONGEST_FILE
-    for piece in pieces:
-        parts.append(piece)
-        left -= len(piece)
-        if left < 0:
-            raise DataError(f"{name} has more than {_LONGEST_FILE:,} characters", hint="split it, or use JSON lines")
-    return "".join(parts)

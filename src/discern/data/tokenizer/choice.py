@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, normalizers
 
 from discern.data.curation.filters import Rules, all_left_out
 from discern.data.executors import ProcessExecutor
-from discern.data.sources.corpus import Corpus, CorpusProgress
-from discern.data.sources.documents import ProblemLog
+from discern.data.sources.corpus import Corpus
 from discern.data.tokenizer import prepared, strips_accents
 from discern.data.tokenizer.training import SAMPLE_BYTES, SMALLEST_SIZES, TokenizerKind, sample, train_tokenizer
 from discern.errors import ConfigError
@@ -105,19 +104,16 @@ def train_on(
             hint="save the text to a file first, or give a --tokenizer",
         )
     rules, filtered = Rules(filters), Counter[str]()
-    meter = CorpusProgress(progress, "reading a sample for the tokenizer", corpus)
 
     def sentences() -> Iterator[str]:
-        for document in meter.read(ProblemLog()):
+        for document in corpus.read(progress, "reading a sample for the tokenizer"):
             if not isinstance(document, list):
                 raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
             (kept,), left_out = rules.apply([document])
             filtered.update(left_out)
             yield from kept or ()
-            meter.show()
 
     texts = sample(sentences(), seed, SAMPLE_BYTES[choice.train])
-    meter.finish()
     if filtered and not texts:
         raise all_left_out(filtered)
     progress.start(f"training the tokenizer on {len(texts):,} sentences", None, "")

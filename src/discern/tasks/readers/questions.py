@@ -15,7 +15,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.tables import clean_text, json_file, numbered_lines, parsed_json, without_blank_end
+from discern.data.tables import clean_text, numbered_lines, parsed_json, whole_text, without_blank_end
 from discern.errors import DataError
 from discern.tasks.base import Answer, QuestionExample, Reading
 
@@ -106,7 +106,7 @@ def read_squad(path: Path, *, labeled: bool = True) -> Reading[QuestionExample]:
     Raises:
         DataError: the file is not JSON or not in this format, or two questions have the same id.
     """
-    data = json_file(path)
+    data = parsed_json(whole_text(path), str(path))
     squad = _validated(SquadFile, {"data": [{"paragraphs": data}]} if isinstance(data, list) else data, str(path), _SQUAD)
     paragraphs = ((str(path), paragraph) for article in squad.data for paragraph in article.paragraphs)
     return _reading(paragraphs, str(path), _SQUAD, labeled=labeled)
