@@ -159,8 +159,7 @@ class PositionsConfig(ObjectiveConfig):
             "span_stop_probability": "span",
             "span_max_words": "span",
         }
-        unread = {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
-        return super().unread() | unread
+        return super().unread() | {name: f"masking = '{masking}'" for name, masking in readers.items() if self.masking != masking}
 
 
 class MaskingConfig(PositionsConfig):

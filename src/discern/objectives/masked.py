@@ -170,16 +170,15 @@ def sample_replacements(
     Args:
         columns: further arguments of `sample`, with a row for each chosen position.
     """
-    chosen, length = batch.places("chosen"), batch.masked_positions.shape[1]
+    chosen = batch.places("chosen")
 
     def uniforms(purpose: str) -> Float[Tensor, "M"]:
-        return chosen.gather(randomness.uniforms(purpose, length))
+        return chosen.gather(randomness.uniforms(purpose, batch.masked_positions.shape[1]))
 
     ids = logits.map(sample, uniforms("replacements"), *columns)
     for ordinal, at in enumerate(chosen.drawn_again, 1):
         arguments = uniforms(f"replacements {ordinal}"), *columns
-        again = logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments))
-        ids = ids.index_add(0, at, again)
+        ids = ids.index_add(0, at, logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments)))
     return ids if chosen.draws is None else ids // chosen.draws.clamp(min=1)
 
 
