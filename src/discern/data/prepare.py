@@ -73,7 +73,6 @@ FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""
 _LEAST_TRAINED_ON = 0.8
 """Fraction of the text to train on, of the fraction that was asked for, below which the held-out part is too large."""
-_INFO_NAME = "tokenizer-info.json"
 
 
 @dataclass(frozen=True)
@@ -190,7 +189,13 @@ def prepare(
     job = Job.of(text, options, fingerprint(given) if given is not None else repr(tokenizer), against)
 
     with OutputFolder(target).staged() as folder, _work_folder(job, target, progress, keep=text.rereadable) as work:
-        encoder, info = _tokenizer_of(work, given, tokenizer, text, options, progress)
+        # A tokenizer that was trained before an interruption is not trained again.
+        path, encoder = work / TOKENIZER_NAME, given
+        if encoder is None and path.is_file():
+            encoder = prepared(Tokenizer.from_file(str(path)), "the tokenizer")
+        elif encoder is None:
+            encoder = train_on(text, tokenizer, options.seed, options.workers, progress, options.filters)
+        write_bytes(path, encoder.to_str().encode())
         with RayExecutor(options.workers) if engine == "ray" else ProcessExecutor(options.workers) as executor:
             # On a cluster, a task reads a piece. On this machine, this process reads, and the others tokenize.
             map_chunks: Mapping = map
@@ -221,6 +226,14 @@ def prepare(
                 raise all_left_out(counter.filtered)
             found = "".join(f"; {problem}" for problem in problems.summary())
             raise DataError(f"the input contains no text{found}", hint="look at the input with: discern prepare INPUT --check")
+        info = TokenizerInfo(
+            fingerprint=fingerprint(encoder),
+            kind=type(encoder.model).__name__.lower(),
+            vocab_size=vocab_size(encoder),
+            special_tokens=special_ids(encoder),
+            lowercase=lowercases(encoder),
+            strips_accents=strips_accents(encoder),
+        )
         manifest = Manifest(
             fingerprint=data_fingerprint(info.fingerprint, splits),
             dtype=token_dtype(info.vocab_size).name,
@@ -280,31 +293,6 @@ def _work_folder(job: Job, target: Path, progress: Progress, *, keep: bool) -> I
         raise
     for each in folders_beside(target):
         shutil.rmtree(each, ignore_errors=True)
-
-
-def _tokenizer_of(
-    work: Path, given: Tokenizer | None, choice: TokenizerChoice, text: Corpus, options: PrepareOptions, progress: Progress
-) -> tuple[Tokenizer, TokenizerInfo]:
-    """The tokenizer of a job and its entry in the manifest: given, trained before, or trained now."""
-    if (work / _INFO_NAME).is_file():
-        tokenizer = prepared(Tokenizer.from_file(str(work / TOKENIZER_NAME)), "the tokenizer")
-        return tokenizer, TokenizerInfo.model_validate_json((work / _INFO_NAME).read_bytes())
-    encoder, sample = given, list[str]()
-    if encoder is None:
-        encoder, sample = train_on(text, choice, options.seed, options.workers, progress, options.filters)
-    info = TokenizerInfo(
-        fingerprint=fingerprint(encoder),
-        kind=type(encoder.model).__name__.lower(),
-        vocab_size=vocab_size(encoder),
-        special_tokens=special_ids(encoder),
-        lowercase=lowercases(encoder),
-        strips_accents=strips_accents(encoder),
-        trained_on_sentences=len(sample) or None,
-        trained_on_characters=sum(map(len, sample)) or None,
-    )
-    write_bytes(work / TOKENIZER_NAME, encoder.to_str().encode())
-    write_bytes(work / _INFO_NAME, info.model_dump_json().encode())
-    return encoder, info
 
 
 def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress, doing: str) -> Generator[ChunkResult]:

@@ -73,8 +73,6 @@ class TokenizerInfo(Section):
     special_tokens: dict[str, int]
     lowercase: bool
     strips_accents: bool = Field(description="Whether lower-casing also removes accents, as in BERT.")
-    trained_on_characters: int | None = Field(None, description="Size of the training sample; None for an existing tokenizer.")
-    trained_on_sentences: int | None = None
 
 
 class Statistics(Section):

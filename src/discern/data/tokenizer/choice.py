@@ -90,8 +90,8 @@ class TokenizerChoice:
 
 def train_on(
     corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress, filters: Sequence[str] = ()
-) -> tuple[Tokenizer, list[str]]:
-    """Train a tokenizer on a sample of the whole input, without what filters leave out; the tokenizer and the sample.
+) -> Tokenizer:
+    """Train a tokenizer on a sample of the whole input, without what filters leave out.
 
     Raises:
         ConfigError: the input cannot be read twice.
@@ -130,4 +130,4 @@ def train_on(
                 f"a wordpiece tokenizer that lower-cases also removes accents, as in BERT: '{accented[0]}' and "
                 f"'{_without_accents(accented[0])}' become one word; to keep accents: --keep-accents, or --cased"
             )
-    return tokenizer, texts
+    return tokenizer

@@ -16,6 +16,7 @@ from pathlib import Path
 from re import escape
 from struct import unpack
 from typing import TYPE_CHECKING, Any
+from unicodedata import normalize
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 
@@ -101,8 +102,8 @@ def _from_entries(text: str, settings: Mapping[str, Any], lowercase: bool | None
         # Special tokens ([CLS], <S>, [unused1]) are upper-case in every vocabulary.
         cased = any(entry != entry.lower() for entry in vocabulary if entry[:1] not in ("[", "<"))
         lowercase = not cased if stated is None else stated
-    if strips is None:
-        strips = lowercase
+    if strips is None:  # a tokenizer that strips accents has no entries with accents
+        strips = lowercase and (stated is not None or all(normalize("NFD", entry) == entry for entry in vocabulary))
     chinese = settings.get("tokenize_chinese_chars", True)
     return bert_wordpiece(vocabulary, lowercase, strips and not keep_accents, chinese)
 
