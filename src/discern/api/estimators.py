@@ -19,13 +19,13 @@ from discern.api.arguments import python_errors
 from discern.api.verbs import overrides_of
 from discern.cli.console import progress_display
 from discern.cli.progress import Listener
-from discern.data.tables import written
 from discern.errors import ConfigError, DataError
 from discern.finetuning.run import finetune
 from discern.inference.model import load
 from discern.inference.predict import examples_from_values, refuse_other_than_list
 from discern.progress import Progress
 from discern.tasks.metrics import span_scores, tag_accuracy
+from discern.tasks.rows import written
 from discern.wording import in_python
 
 _TEMPORARY = "discern-fit-"

@@ -111,7 +111,7 @@ class Job:
         options: how documents become shards.
         tokenizer: fingerprint of the tokenizer, or what is to be trained.
         against: evaluation files to look for.
-        digests: SHA-256 of each evaluation file.
+        against_sha256: hash of the evaluation files.
         versions: versions of what the result depends on, which must be the same on every machine.
     """
 
@@ -120,20 +120,20 @@ class Job:
     options: PrepareOptions
     tokenizer: str
     against: EvaluationFiles | None
-    digests: tuple[str, ...]
+    against_sha256: str
     versions: dict[str, str]
 
     @classmethod
     def of(cls, text: Corpus, options: PrepareOptions, tokenizer: str, against: EvaluationFiles | None) -> Job:
         """The job for a text. It depends on neither the engine nor the number of workers."""
-        files = [] if against is None else [Path(path).read_bytes() for path in against.paths]
+        content = b"".join(Path(path).read_bytes() for path in against.paths) if against is not None else b""
         return cls(
             pieces=tuple(_pieces(text.inputs)),
             corpus=text.options,
             options=replace(options, workers=1),
             tokenizer=tokenizer,
             against=against,
-            digests=tuple(hashlib.sha256(content).hexdigest() for content in files),
+            against_sha256=hashlib.sha256(content).hexdigest(),
             versions=library_versions(options.filters),
         )
 

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import all_left_out
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, banding, clusters
+from discern.data.curation.near_duplicates import banding, clusters
 from discern.data.dataset.manifest import (
     COUNTS_NAME,
     SPLITS,
@@ -68,6 +68,7 @@ from discern.errors import ConfigError, DataError
 from discern.progress import Progress
 from discern.storage.files import cannot_write, write_bytes
 from discern.storage.output import OutputFolder, check_apart
+from discern.wording import counted
 
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""
@@ -97,8 +98,11 @@ class PrepareReport:
         near = manifest.near_duplicates
         return {
             **manifest.statistics.model_dump(),
-            **{f"{name}_documents": split.num_documents for name, split in manifest.splits.items()},
-            **{f"{name}_tokens": split.num_tokens for name, split in manifest.splits.items()},
+            **{
+                f"{name}_{unit}": getattr(manifest.splits[name], f"num_{unit}")
+                for unit in ("documents", "tokens")
+                for name in SPLITS
+            },
             "vocab_size": manifest.tokenizer.vocab_size,
             **manifest.model_dump(mode="json", include={"tokenizer", "filtered", "fingerprint", "problems", "overlap"}),
             "near_duplicates": near.removed if near is not None else None,
@@ -325,8 +329,6 @@ def _near_duplicates(
     progress.finish()
     entry = NearDuplicates(
         similarity=similarity,
-        ngram_words=NGRAM_WORDS,
-        hashes=HASHES,
         bands=bands,
         rows=rows,
         clusters=sizes.total(),
@@ -392,18 +394,15 @@ def warnings_of(manifest: Manifest) -> list[str]:
         text = "all documents are copies of one" if copies else "the text is a single document"
         found.append(f"no document is held out, so no evaluation is possible, because {text}: use more text{by_line}")
     elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
-        number = "one document is" if heldout.num_documents == 1 else f"{heldout.num_documents} documents are"
         found.append(
-            f"only {number} held out ({heldout.num_tokens:,} tokens, {percent(part)} of the text), so held-out metrics depend "
-            f"more on that text than on the model: hold out more documents with a larger --heldout fraction{by_line}"
+            f"the held-out split has only {counted(heldout.num_documents, 'document')} ({heldout.num_tokens:,} tokens, {percent(part)} of the "
+            "text), so held-out metrics depend more on that text than on the model: hold out more documents with a larger "
+            f"--heldout fraction{by_line}"
         )
     elif trained_on < _LEAST_TRAINED_ON * (1 - fraction):
-        why, advice = "the documents are few or very long", f"give more text{by_line}"
-        if 2 * copies >= heldout.num_documents:
-            why = f"{copies:,} documents are copies of others, and all copies of a text are held out together"
-            advice = "remove them with --near-duplicates 0.8, or choose other documents with another --seed"
         found.append(
             f"{heldout.num_documents:,} of {statistics.documents:,} documents ({percent(part)} of the tokens) are held out, "
-            f"although --heldout is {fraction:g}, because {why}: {advice}"
+            f"although --heldout is {fraction:g}: all copies of a text are held out together ({copies:,} documents are copies), "
+            f"and so is a long document; remove copies with --near-duplicates 0.8, or give more text{by_line}"
         )
     return found

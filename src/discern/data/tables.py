@@ -14,8 +14,8 @@ import csv
 import itertools
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple, get_args
@@ -26,7 +26,8 @@ from discern.errors import ConfigError, DataError, did_you_mean
 from discern.parsing import json_value
 
 DELIMITERS = ",;\t|"
-_EXCEL = re.compile(r'\ufeff?"?sep=([^"\r\n]?)"?[\s,;|]*', re.IGNORECASE)
+EXCEL = re.compile(r'\A"?sep=.?"?[ \t\r,;|]*\n', re.IGNORECASE)
+"""A first line such as `sep=;`, which is written for Excel."""
 NO_DELIMITER = "\x1f"
 """For a table with one column, where "great film, loved it" is one text."""
 # In characters: longer than any text, and short enough for memory if an unclosed quotation mark takes in the rest of a file.
@@ -34,29 +35,19 @@ LONGEST_FIELD = 10_000_000
 
 
 def delimiter_of(text: str, format: str) -> str:
-    """The delimiter of a table, by its header, or by the line `sep=;` above it. With a tab, the table is TSV.
+    """The delimiter of a table, by its header. With a tab, the table is TSV.
 
     Args:
-        text: its first lines, not all of them blank.
+        text: its first lines.
     """
-    lines = [line for line in text.split("\n") if line.strip()]
-    excel = excel_delimiter(lines[0])
-    if format == "tsv":
-        return excel or "\t"
-    header = lines[0] if excel is None else "".join(lines[1:2])
-    mark = max(DELIMITERS, key=lambda mark: number_of_fields(header, mark))
-    return excel or (mark if number_of_fields(header, mark) > 1 else NO_DELIMITER)
+    header = text.lstrip("\r\n").partition("\n")[0]
+    mark = "\t" if format == "tsv" else max(DELIMITERS, key=lambda mark: number_of_fields(header, mark))
+    return mark if format == "tsv" or number_of_fields(header, mark) > 1 else NO_DELIMITER
 
 
 def number_of_fields(line: str, delimiter: str) -> int:
     """The number of fields in a line; what is in quotation marks is one field."""
     return re.sub('"[^"]*"', "", line).count(delimiter) + 1
-
-
-def excel_delimiter(line: str) -> str | None:
-    """The delimiter in a first line such as `sep=;`, which Excel writes; empty if it is missing; None for other lines."""
-    found = _EXCEL.fullmatch(line)
-    return found[1] if found else None
 
 
 def column_names(header: Sequence[str], where: str) -> tuple[str, ...]:
@@ -86,7 +77,7 @@ def is_header(fields: Sequence[str]) -> bool:
 
 
 def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: bool = False) -> Iterator[tuple[int, list[str]]]:
-    """The rows, header included, and the line in which each begins. Skips blank lines, and a first line such as `sep=;`.
+    """The rows, header included, and the line in which each begins. Skips blank lines.
 
     Args:
         verbatim: quotation marks in TSV are text, even around a whole field.
@@ -94,7 +85,6 @@ def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: boo
     Raises:
         DataError: a row cannot be read as CSV.
     """
-    lines = _without_excel_line(lines)
     if delimiter == "\t":
         for number, line in lines:
             if line:
@@ -115,13 +105,6 @@ def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: boo
             f"{name}:{begins}: unbalanced quotation marks or a carriage return in the row that begins here{until}: {problem}",
             hint='double them inside a quoted field: "he said ""yes"""; quote a field with a carriage return; or use JSON lines',
         ) from problem
-
-
-def _without_excel_line(lines: NumberedLines) -> NumberedLines:
-    above = True
-    for number, line in lines:
-        above = above and (not line.strip() or excel_delimiter(line) is not None)
-        yield number, "" if above else line
 
 
 def _unquoted(field: str) -> str:
@@ -288,7 +271,7 @@ def open_table(
         if is_parquet:
             return arrow_table(path.open("rb"), name)
     pieces = file_pieces(path)
-    text = next(pieces, "").removeprefix("\ufeff")
+    text = EXCEL.sub("\n", next(pieces, "").removeprefix("\ufeff"))  # a blank line keeps the numbers of the others
     if not text.strip():
         raise DataError(f"{name} is empty", hint="expected a header and rows, or JSON lines")
     kind = format or table_format(name, text)
@@ -311,8 +294,7 @@ def table_format(name: str, begin: str) -> TableFormat:
         return "jsonl"
     if suffix in ("", ".jsonl") and re.match(r"\s*\[\s*(\{|\]\s*$|$)", begin, re.MULTILINE):
         return "json"
-    has_excel_line = excel_delimiter(begin.lstrip("\r\n").partition("\n")[0]) is not None
-    return "csv" if has_excel_line else _BY_SUFFIX.get(suffix, "text")
+    return _BY_SUFFIX.get(suffix, "text")
 
 
 def delimited_table(
@@ -452,64 +434,12 @@ def arrow_table(file: BinaryIO, name: str, *, only_text: bool = False) -> Table:
     return Table(name, "parquet", tuple(columns), rows())
 
 
-def value_of(row: Row, column: str) -> Any:
-    """The value of a column.
-
-    Raises:
-        DataError: a JSON record lacks the key.
-    """
-    if column not in row.values:
-        raise DataError(
-            f"{row.where}: no '{column}'; it has: {', '.join(map(str, row.values)) or 'nothing'}",
-            hint=did_you_mean(column, row.values),
-        )
-    return row.values[column]
-
-
-def text_of(row: Row, column: str) -> str:
-    """The text of a column, stripped; numbers are converted to text.
-
-    Raises:
-        DataError: the value is missing, empty, or a list or object.
-    """
-    value = value_of(row, column)
-    text = written(value)
-    if text is None:
-        raise DataError(
-            f"{row.where}: '{column}' is a {type(value).__name__}, expected a text: {value!r:.60}", hint="choose another column"
-        )
-    if not text:
-        hint = "remove the row, or give it a text; grep '[^[:space:]]' FILE removes the empty lines of plain text"
-        raise DataError(f"{row.where}: '{column}' is empty", hint=hint)
-    return text
-
-
-def written(value: Any) -> str | None:
-    """A cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
-    if value is None or value != value:  # NaN
-        return ""
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, list | dict | tuple | bytes):
-        return None
-    is_whole = isinstance(value, float) and value.is_integer()
-    return clean_text(str(int(value) if is_whole else value)).strip()
-
-
 def number_in(text: str) -> float | None:
     """The number in a text, which may not be finite; None if the text is not a number."""
     try:
         return float(text)
     except ValueError:
         return None
-
-
-def list_in(text: str) -> list[Any] | None:
-    """The JSON list in a text; None if the text is not one."""
-    with suppress(DataError):
-        if text.lstrip().startswith("[") and isinstance(value := parsed_json(text, ""), list):
-            return value
-    return None
 
 
 TOKEN_IDS = "input_ids"
@@ -536,12 +466,12 @@ def text_column(table: Table, *, required: bool = True) -> str | None:
     Raises:
         ConfigError: it is not clear which one it is.
     """
-    cells = _texts(table)
+    cells = texts_of(table)
     lowered = {column.lower(): column for column in reversed(table.columns)}
     if len(cells) == 1 or "text" in lowered:
         return lowered.get("text", table.columns[0])
     named = [column for column in table.columns if column.lower() in TEXT_NAMES and cells[column]]
-    plausible = named or [column for column in table.columns if _are_texts(cells[column])]
+    plausible = named or [column for column in table.columns if are_texts(cells[column])]
     if len(plausible) == 1:
         return plausible[0]
     if not plausible and not required:
@@ -553,7 +483,7 @@ def text_column(table: Table, *, required: bool = True) -> str | None:
     )
 
 
-def _texts(table: Table) -> dict[str, list[str]]:
+def texts_of(table: Table) -> dict[str, list[str]]:
     """The texts in the first rows, by column."""
     sample = table.sample()
     return {
@@ -562,47 +492,6 @@ def _texts(table: Table) -> dict[str, list[str]]:
     }
 
 
-def _are_texts(cells: Sequence[str]) -> bool:
+def are_texts(cells: Sequence[str]) -> bool:
     """Whether the cells of a column contain several words on average."""
     return bool(cells) and sum(len(_WORD.findall(cell)) for cell in cells) >= _FEWEST_WORDS * len(cells)
-
-
-def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:
-    """The column of a role, recognized by its name; the only one without another role; or for "text", the only one of texts.
-
-    Args:
-        names: usual names, likeliest first.
-        taken: columns that have another role.
-
-    Raises:
-        ConfigError: none can be recognized.
-        DataError: the table has no header.
-    """
-    column = column_named(table, names, taken)
-    if column is not None:
-        return column
-    if table.format in ("csv", "tsv") and not is_header(table.columns):
-        raise DataError(
-            f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
-            hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
-        )
-    free = [column for column in table.columns if column not in taken]
-    if len(free) > 1 and role == "text":
-        free = [column for column, cells in _texts(table).items() if column in free and _are_texts(cells)]
-    if len(free) == 1:
-        return free[0]
-    raise ConfigError(
-        f"{table.name}: cannot recognize the column for {option_of(role)}; its columns: {', '.join(table.columns)}",
-        hint=f"name it: {option_of(role)} COLUMN",
-    )
-
-
-def column_named(table: Table, names: Sequence[str], taken: Collection[str] = ()) -> str | None:
-    """The first of some names, in lower case, that a column has; None without one."""
-    lowered = {column.lower(): column for column in table.columns if column not in taken}
-    return next((lowered[name] for name in names if name in lowered), None)
-
-
-def option_of(role: str) -> str:
-    """The option that names the column of a role."""
-    return "--set files.start" if role == "start" else f"--{role}"

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from discern.data.tables import TEXT_NAMES, choose_column, open_table, suffix_of, text_of
+from discern.data.tables import TEXT_NAMES, open_table, suffix_of
 from discern.errors import ConfigError, DataError
 from discern.inference.embed import chosen_settings, text_vectors
 from discern.inference.model import load
@@ -21,6 +21,7 @@ from discern.inference.texts import read_texts
 from discern.inference.vector_files import check_vectors_path, nearest, opened_vectors, stored_vectors, vectors_file
 from discern.progress import Progress
 from discern.storage.output import check_output
+from discern.tasks.rows import choose_column, text_of
 
 # Texts are sorted by length in blocks of this size, and no more of them are in memory.
 _BLOCK = 2048

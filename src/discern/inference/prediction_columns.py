@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from discern.data.sources.streams import file_pieces, whole_lines
-from discern.data.tables import NO_DELIMITER, Table, delimiter_of, excel_delimiter, open_table, parsed_json, suffix_of
+from discern.data.tables import EXCEL, NO_DELIMITER, Table, delimiter_of, open_table, parsed_json, suffix_of
 from discern.errors import ConfigError, DataError
 from discern.inference.prediction_input import InputFormat
 from discern.tasks.base import Prediction
@@ -141,9 +141,9 @@ def _csv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> 
     before: list[str] = []
     for first in lines:
         before.append(first)
-        if first.strip(_BOM + " \t\r\n") and excel_delimiter(first) is None:
+        if _is_row(first):
             break
-    delimiter = delimiter_of("".join(before).lstrip(_BOM), "csv")
+    delimiter = delimiter_of("".join(before[-1:]).lstrip(_BOM), "csv")
     mark = "," if delimiter == NO_DELIMITER else delimiter
 
     def fed() -> Iterator[str]:
@@ -175,11 +175,16 @@ def _record(fields: list[str], delimiter: str) -> str:
     return buffer.getvalue().removesuffix("\r\n")
 
 
+def _is_row(line: str) -> bool:
+    """Whether the first lines of a file end with this one: it is neither blank nor written for Excel."""
+    return bool(EXCEL.sub("", line.lstrip(_BOM)).strip())
+
+
 def _tsv(path: Path, names: tuple[str, ...], following: Callable[[], Cells]) -> Iterator[tuple[str, bool]]:
     is_header = True
     for raw in whole_lines(file_pieces(path), str(path)):
         body = raw.rstrip("\r\n")
-        if not (body.strip(_BOM + " \t") and excel_delimiter(body) is None if is_header else body):
+        if not (_is_row(raw) if is_header else body):
             yield raw, False
             continue
         values = names if is_header else following()

@@ -9,13 +9,13 @@ from itertools import islice, tee
 from pathlib import Path
 from typing import Any, Literal
 
-from discern.data.tables import TableFormat, choose_column, numbered_lines, open_table, suffix_of, written
+from discern.data.tables import TableFormat, numbered_lines, open_table, suffix_of
 from discern.errors import ConfigError
 from discern.tasks import known_definition
 from discern.tasks.base import Layout, Reading, Task
 from discern.tasks.readers.conll import read_conll
 from discern.tasks.readers.questions import FORMATS
-from discern.tasks.rows import COLUMN_SUFFIXES, USUAL_COLUMNS, numbered_columns
+from discern.tasks.rows import COLUMN_SUFFIXES, USUAL_COLUMNS, choose_column, numbered_columns, written
 
 InputFormat = TableFormat | Literal["conll"]
 

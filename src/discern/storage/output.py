@@ -17,14 +17,13 @@ from discern.storage.files import alone_in, cannot_write, create_held, is_stream
 
 _MARKS = (
     {"manifest.json", "tokenizer.json"},
-    {"plan.json", "tokenizer.json"},
     {"run.json"},
     {"finetuned.json"},
     {"model.safetensors"},
     {"model.safetensors.index.json"},
     {"pytorch_model.bin"},
 )
-"""Files that identify a data set, one that is being prepared in parts, a run, a fine-tuned model, or a model."""
+"""Files that identify a data set, a run, a fine-tuned model, or a model."""
 
 
 def check_output(option: str, out: Path | None, example: str, *reads: Path | None, own: Collection[str] = ()) -> None:
@@ -218,17 +217,14 @@ class StagedFolder:
 
     def clear(self) -> None:
         """Remove the files of a killed process, and restore a folder that it had moved aside but not replaced."""
-        self._restore()
+        if self._previous.is_dir() and not self._is_filled:
+            self._previous.rename(self.target)  # replaces an empty folder
         for path in (self.path, self._previous):
             shutil.rmtree(path, ignore_errors=True)
 
     @property
     def _is_filled(self) -> bool:
         return self.target.is_dir() and any(self.target.iterdir())
-
-    def _restore(self) -> None:
-        if self._previous.is_dir() and not self._is_filled:
-            self._previous.rename(self.target)  # replaces an empty folder
 
 
 def listed(names: Collection[str]) -> str:

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from discern.config.schema import Section
 from discern.data.sources.documents import Problem
-from discern.data.tables import Table, option_of
+from discern.data.tables import Table
 from discern.data.tokenizer.tokens import encode_texts
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
@@ -456,3 +456,8 @@ def label_counts(examples: Sequence[ClassificationExample]) -> dict[str, int]:
 def tag_counts(examples: Sequence[TaggingExample]) -> dict[str, int]:
     """Number of occurrences of each tag, the most frequent first, ties sorted by name."""
     return dict(Counter(sorted(tag for example in examples for tag in example.tags or ())).most_common())
+
+
+def option_of(role: str) -> str:
+    """The option that names the column of a role."""
+    return "--set files.start" if role == "start" else f"--{role}"

@@ -11,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -24,20 +25,26 @@ from discern.data.tables import (
     TEXT_NAMES,
     Row,
     Table,
-    choose_column,
+    are_texts,
     clean_text,
-    column_named,
-    list_in,
+    is_header,
     number_in,
     open_table,
-    option_of,
+    parsed_json,
     suffix_of,
-    text_of,
-    value_of,
-    written,
+    texts_of,
 )
-from discern.errors import ConfigError, DataError
-from discern.tasks.base import ClassificationExample, Label, Layout, QuestionExample, Reading, TaggingExample, label_counts
+from discern.errors import ConfigError, DataError, did_you_mean
+from discern.tasks.base import (
+    ClassificationExample,
+    Label,
+    Layout,
+    QuestionExample,
+    Reading,
+    TaggingExample,
+    label_counts,
+    option_of,
+)
 from discern.tasks.readers.conll import read_conll
 from discern.tasks.readers.questions import with_answers
 from discern.wording import counted
@@ -449,3 +456,91 @@ def _answers(row: Row, column: str, start_column: str | None) -> Iterator[tuple[
             )
         if text:
             yield text, None if number is None else int(number)
+
+
+def value_of(row: Row, column: str) -> Any:
+    """The value of a column.
+
+    Raises:
+        DataError: a JSON record lacks the key.
+    """
+    if column not in row.values:
+        raise DataError(
+            f"{row.where}: no '{column}'; it has: {', '.join(map(str, row.values)) or 'nothing'}",
+            hint=did_you_mean(column, row.values),
+        )
+    return row.values[column]
+
+
+def text_of(row: Row, column: str) -> str:
+    """The text of a column, stripped; numbers are converted to text.
+
+    Raises:
+        DataError: the value is missing, empty, or a list or object.
+    """
+    value = value_of(row, column)
+    text = written(value)
+    if text is None:
+        raise DataError(
+            f"{row.where}: '{column}' is a {type(value).__name__}, expected a text: {value!r:.60}", hint="choose another column"
+        )
+    if not text:
+        hint = "remove the row, or give it a text; grep '[^[:space:]]' FILE removes the empty lines of plain text"
+        raise DataError(f"{row.where}: '{column}' is empty", hint=hint)
+    return text
+
+
+def written(value: Any) -> str | None:
+    """A cell as text: stripped; whole numbers without a point; empty for null and NaN; None for lists and objects."""
+    if value is None or value != value:  # NaN
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list | dict | tuple | bytes):
+        return None
+    is_whole = isinstance(value, float) and value.is_integer()
+    return clean_text(str(int(value) if is_whole else value)).strip()
+
+
+def list_in(text: str) -> list[Any] | None:
+    """The JSON list in a text; None if the text is not one."""
+    with suppress(DataError):
+        if text.lstrip().startswith("[") and isinstance(value := parsed_json(text, ""), list):
+            return value
+    return None
+
+
+def choose_column(table: Table, role: str, names: Sequence[str], taken: Collection[str] = ()) -> str:
+    """The column of a role, recognized by its name; the only one without another role; or for "text", the only one of texts.
+
+    Args:
+        names: usual names, likeliest first.
+        taken: columns that have another role.
+
+    Raises:
+        ConfigError: none can be recognized.
+        DataError: the table has no header.
+    """
+    column = column_named(table, names, taken)
+    if column is not None:
+        return column
+    if table.format in ("csv", "tsv") and not is_header(table.columns):
+        raise DataError(
+            f"{table.name}: the first line is not a header, as it is long or has numbers: {', '.join(table.columns):.80}",
+            hint="write the names of the columns above it, for example: text,label (with the delimiter of the file)",
+        )
+    free = [column for column in table.columns if column not in taken]
+    if len(free) > 1 and role == "text":
+        free = [column for column, cells in texts_of(table).items() if column in free and are_texts(cells)]
+    if len(free) == 1:
+        return free[0]
+    raise ConfigError(
+        f"{table.name}: cannot recognize the column for {option_of(role)}; its columns: {', '.join(table.columns)}",
+        hint=f"name it: {option_of(role)} COLUMN",
+    )
+
+
+def column_named(table: Table, names: Sequence[str], taken: Collection[str] = ()) -> str | None:
+    """The first of some names, in lower case, that a column has; None without one."""
+    lowered = {column.lower(): column for column in table.columns if column not in taken}
+    return next((lowered[name] for name in names if name in lowered), None)

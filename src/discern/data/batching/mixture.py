@@ -125,12 +125,9 @@ def weighted(data: TokenData, config: DataConfig, *, in_slots: bool = False) -> 
 
 
 def source_names(locations: Sequence[str]) -> list[str]:
-    """A name for each location: its last part, or where two of these are equal its last two, or all of it."""
-    for parts in (1, 2, 99):
-        names = [str(PurePath(*PurePath(location).parts[-parts:])) for location in locations]
-        if len(set(names)) == len(names):
-            break
-    return names
+    """A name for each location: its last part, or where two of these are equal, all of it."""
+    names = [PurePath(location).name for location in locations]
+    return names if len(set(names)) == len(names) else list(locations)
 
 
 def parse_sources(values: Sequence[str]) -> Sequence[str] | dict[str, float]:

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from discern.data.dataset.shards import TokenSplit
+from discern.data.hashing import mix, splitmix64
 from discern.types import TokenBatch
 
 Integers = NDArray[np.int64]
@@ -24,15 +25,11 @@ def derive_key(*parts: int | str) -> int:
 
 
 def hash_integers(key: int, *counters: Integers | int) -> NDArray[np.uint64]:
-    """64 random bits for each combination of counters (broadcast): SplitMix64's finalizer, chained.
-
-    Reference: Steele et al. 2014.
-    """
+    """64 random bits for each combination of counters (broadcast): SplitMix64, chained."""
     with np.errstate(over="ignore"):
-        value = _mix(np.asarray(np.uint64(key)))
+        value: NDArray[np.uint64] = mix(np.asarray(np.uint64(key)))
         for counter in counters:
-            step = (np.asarray(counter).astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-            value = _mix(np.asarray(value ^ _mix(np.asarray(step))))
+            value = mix(value ^ splitmix64(np.asarray(counter).astype(np.uint64) + 1))
         return value
 
 
@@ -62,12 +59,6 @@ def permute(indices: Integers, size: int, key: int) -> Integers:
         result[outside] = (left << half) | right
         outside = result >= np.uint64(size)
     return result.astype(np.int64)
-
-
-def _mix(value: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    first = (value ^ (value >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    second = (first ^ (first >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return np.asarray(second ^ (second >> np.uint64(31)))
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ import numpy as np
 from jaxtyping import UInt
 
 from discern.config.schema import Section
+from discern.data.hashing import splitmix64
 from discern.data.sources.documents import Document
 from discern.data.tables import is_header, one_object, open_table, suffix_of
 
@@ -97,9 +98,7 @@ class _WordCharacters(dict[int, str | None]):
         # Chinese and Japanese put no spaces between words. Soft hyphens and joiners (Cf) stand inside a word.
         ideograph = 0x3040 <= code <= 0x30FF or 0x3400 <= code <= 0x9FFF or 0xF900 <= code <= 0xFAFF or code >= 0x20000
         letter = f" {character} " if ideograph else character
-        # They choose the look of an emoji, which is no word.
-        selector = 0xFE00 <= code <= 0xFE0F or 0xE0100 <= code <= 0xE01EF or code == 0x20E3
-        self[code] = None if kind == "Cf" or selector else letter if kind[0] in "LMN" else " "
+        self[code] = None if kind == "Cf" else letter if kind[0] in "LMN" else " "
         return self[code]
 
 
@@ -109,15 +108,6 @@ _CHARACTERS = _WordCharacters()
 def words_of(text: str) -> list[str]:
     """The lower-cased words of a text: runs of letters, marks and digits; each Chinese character or kana is a word."""
     return unicodedata.normalize("NFC", text).lower().translate(_CHARACTERS).split()
-
-
-def splitmix64(values: UInt[np.ndarray, " n"]) -> UInt[np.ndarray, " n"]:
-    """Pseudo-random values of numbers: those of neighboring numbers are unrelated."""
-    values = values * 0x9E3779B97F4A7C15
-    values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
-    values = (values ^ (values >> 27)) * 0x94D049BB133111EB
-    values ^= values >> 31
-    return values
 
 
 def ngram_hashes(words: UInt[np.ndarray, " W"], sizes: range) -> Iterator[UInt[np.ndarray, " _"]]:

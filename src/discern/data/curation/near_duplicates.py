@@ -23,7 +23,8 @@ from functools import lru_cache
 import numpy as np
 from jaxtyping import Int, UInt
 
-from discern.data.curation.contamination import ngram_hashes, splitmix64, words_of
+from discern.data.curation.contamination import ngram_hashes, words_of
+from discern.data.hashing import splitmix64
 from discern.data.sources.documents import Document
 from discern.errors import ConfigError
 

@@ -97,11 +97,8 @@ class NearDuplicates(Section):
     """The near-duplicates that were removed, and how they were found."""
 
     similarity: float = Field(description="Least share of equal minima in the signatures of two documents.")
-    ngram_words: int
-    hashes: int = Field(description="Minima in a signature.")
     bands: int
     rows: int = Field(description="Minima in a band.")
-    kept: Literal["first"] = "first"
     clusters: int
     removed: int
     cluster_sizes: dict[str, int] = Field(description="Number of clusters by number of documents.")

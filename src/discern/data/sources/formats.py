@@ -32,7 +32,6 @@ from discern.data.sources.streams import (
     BLOCK_BYTES,
     HEAD_BYTES,
     HTML,
-    LONGEST_LINE,
     DamagedFileError,
     NotTextError,
     blocks,
@@ -46,6 +45,7 @@ from discern.data.sources.streams import (
     text_pieces,
 )
 from discern.data.tables import (
+    EXCEL,
     LABEL_NAMES,
     TEXT_NAMES,
     TOKEN_IDS,
@@ -134,7 +134,7 @@ def _read_content(stream: io.BufferedReader, context: ReadContext) -> Iterator[D
         yield from _ids(stream, np.dtype("<u2"))
         return
     pieces = text_pieces(stream, name, context.options.encoding, context.problems)
-    text = next(pieces, "").removeprefix("\ufeff")
+    text = EXCEL.sub("\n", next(pieces, "").removeprefix("\ufeff"))
     pieces = chain([text], pieces)
     kind, content = table_format(name, text), other_content(text, name)
     if added := [format.documents for format in added_formats() if format.recognizes(name, text)]:
@@ -345,22 +345,17 @@ def _warc_pages(stream: io.BufferedReader, context: ReadContext) -> Iterator[Lin
         length, kind, media = (fields.get(name, "").strip() for name in ("Content-Length", "WARC-Type", "Content-Type"))
         if not length.isdecimal():
             raise DamagedFileError(f"expected a WARC record with its Content-Length, found {line[:40]!r}")
-        left, parts = int(length), []
-        is_short = left <= LONGEST_LINE
-        while left and (block := stream.read(min(left, BLOCK_BYTES))):
-            left -= len(block)
-            parts += [block] if is_short else []
-        if left:
+        content, text = stream.read(int(length)), ""
+        if len(content) < int(length):
             raise DamagedFileError(f"record {number} is cut short")
-        content, text = b"".join(parts), ""
-        if kind in ("conversion", "resource") and media.lower().startswith("text/plain") and is_short:
+        if kind in ("conversion", "resource") and media.lower().startswith("text/plain"):
             text = content.decode("utf-8", errors="replace")
         elif kind in ("conversion", "resource", "response"):
             header, _, page = content.partition(b"\r\n\r\n")
             if has_extractor() and re.search(rb"(?i)\ncontent-type: *(text/html|application/xhtml)", header):
                 text = page_text(page.decode(detect_encoding(page[:HEAD_BYTES]) or "utf-8", errors="replace"))
             else:
-                context.problems.add("record skipped, as it is not plain text, or too long", where)
+                context.problems.add("record skipped, as it is not plain text", where)
         yield Lines(text.split("\n"), ends_record=True)
 
 

@@ -52,15 +52,10 @@ class TokenizerChoice:
         Raises:
             ConfigError: both or neither of path and kind are given, or the vocabulary is too small.
         """
-        if self.path is not None and (self.train or self.vocab_size) is not None:
+        if (self.path is None) is (self.train is None) or (self.path and self.vocab_size):
             raise ConfigError(
-                "--train-tokenizer and --vocab-size are for a new tokenizer, but --tokenizer is given",
-                hint="leave out the one or the other",
-            )
-        if self.path is None and self.train is None:
-            raise ConfigError(
-                "no tokenizer is given",
-                hint="add --tokenizer PATH to use one, or --train-tokenizer wordpiece --vocab-size 8000 to train one",
+                "expected either --tokenizer, or --train-tokenizer with --vocab-size",
+                hint="--tokenizer PATH uses a tokenizer; --train-tokenizer wordpiece --vocab-size 8000 trains one",
             )
         if self.train is not None and self.size < (least := SMALLEST_SIZES[self.train]):
             raise ConfigError(
