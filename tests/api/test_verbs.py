@@ -147,7 +147,7 @@ def test_settings_become_toml() -> None:
 def test_what_is_wrong_is_an_error_and_what_is_told_is_logged(
     work: Path, run: dict[str, Any], caplog: pytest.LogCaptureFixture
 ) -> None:
-    for license in ("", "x\ny", "x" * 300):
+    for license in ("", "x\ny"):
         with pytest.raises(discern.ConfigError, match="the license is"):
             discern.prepare(work / "text.txt", out=work / "q", tokenizer=work / "data", license=license)
     with pytest.raises(discern.ConfigError, match=r"^settings: unknown key 'max_stepz' in \[train\]"):

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from discern.data.tables import TEXT_NAMES, TableFormat, choose_column, open_table
+from discern.data.tables import TEXT_NAMES, TableFormat, open_table
 from discern.errors import ConfigError, DataError
 from discern.tasks.base import ClassificationExample, Layout, Reading
-from discern.tasks.rows import read_texts
+from discern.tasks.rows import choose_column, read_texts
 from tests.tasks.data_folder import write
 
 TEXTS = [('great, "really"', "good"), ("a waste\nof time", "bad"), ("naïve 中文", "good")]

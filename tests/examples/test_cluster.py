@@ -26,14 +26,12 @@ SLURM = {
     "SLURM_JOB_ID": "4711",
     "SLURM_JOB_NODELIST": "node[1-8]",
     "SLURM_NNODES": "8",
+    "SLURM_JOB_NUM_NODES": "8",
     "SLURM_GPUS_ON_NODE": "8",
     "SLURM_CPUS_PER_TASK": "8",
-    "SLURM_ARRAY_TASK_ID": "3",
-    "SLURM_ARRAY_TASK_COUNT": "64",
 }
 RECORD = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$LOG"; printf "\\n" >> "$LOG"\n'
 STAND_INS = {
-    "sbatch": "echo '12;cluster'",
     "scontrol": '[ "$1" = show ] && echo node1',
     "srun": '[ "$1" = --kill-on-bad-exit=1 ] && shift; exec "$@"',
     "torchrun": "",
@@ -122,16 +120,17 @@ def test_slurm_jobs_are_queued_again(script: Path) -> None:
         assert options["ntasks_per_node"] == 1, "one agent of torchrun per node"
 
 
-def test_slurm_shares_of_text(called: Any) -> None:
-    share, merge = called("bash", CLUSTER / "slurm" / "prepare.sh", "text/", "DATA", "vocab.txt", "16")
-    assert share[:3] == ["sbatch", "--parsable", "--array=0-15"]
-    assert merge[:2] == ["sbatch", "--dependency=afterok:12"]
-    called.log.unlink()
-    ((_, *prepare),) = called("bash", *share[3:])
-    assert check_discern(prepare)["part"] == "3/64"
-    called.log.unlink()
-    ((_, *joined),) = called("bash", *merge[2:])
-    assert check_discern(joined)["merge"]
+def test_slurm_preparation(called: Any) -> None:
+    _, _, (program, *line) = called("bash", CLUSTER / "slurm" / "prepare.sbatch", "text/", "DATA", "vocab.txt")
+    assert (program, line[0]) == ("ray", "symmetric-run")
+    split = line.index("--")
+    assert line[split + 1] == "discern"
+    assert check_discern(line[split + 2 :])["engine"] == "ray"
+    command = pytest.importorskip("ray.scripts.symmetric_run").symmetric_run
+    options = command.make_context("symmetric-run", line[1:split]).params
+    assert (options["address"], options["min_nodes"]) == ("node1:6379", 8)
+    assert options["ray_args_and_entrypoint"] == ("--num-cpus", "8")
+    assert options_of(CLUSTER / "slurm" / "prepare.sbatch")["ntasks_per_node"] == 1, "one Ray node per machine"
 
 
 def test_slurm_training(called: Any) -> None:

@@ -77,8 +77,8 @@ def test_tsv_and_json_lines(folders: Path, tmp_path: Path, labels: list[tuple[st
     assert lines[1] == f"1\t the chef\t{label}\t{probability}\r".encode()
     assert lines[2] == b""
     assert lines[3].startswith(b'2\t"x\t')
-    new = appended(folders / "single", tmp_path / "b.tsv", b"\t\nid\treview\n1\t the chef\n")
-    assert new == f"\t\nid\treview\tprediction\tprobability\n1\t the chef\t{label}\t{probability}\n".encode()
+    new = appended(folders / "single", tmp_path / "b.tsv", b"sep=\t\nid\treview\n1\t the chef\n")
+    assert new == f"sep=\t\nid\treview\tprediction\tprobability\n1\t the chef\t{label}\t{probability}\n".encode()
     content = b'{"review":  "the chef", "n": 1.50 }\n\n  {"review": "hello"}'
     new = appended(folders / "single", tmp_path / "a.jsonl", content)
     assert new.startswith(

@@ -63,7 +63,9 @@ def test_a_run_and_its_export_hold_the_same(tying: str, head: str, tmp_path: Pat
     expected = objective.networks()["discriminator"].encoder(IDS)
     run, other = models = [opened(folder) for folder in (tmp_path / "run", out)]
     assert [model.description for model in models] == [f"run {run.folder} at step 22,000", f"export {out} of step 22,000"]
-    assert [model.data for model in models] == [tmp_path / "data", None]
+    with pytest.raises(DataError, match=f"{tmp_path / 'data'} is not a data set: there is no such folder"):
+        run.open_data()
+    assert other.open_data() is None
     tensors = dict(objective.named_parameters())
     for model in models:
         assert opened(model) is model

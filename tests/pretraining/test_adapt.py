@@ -45,9 +45,9 @@ def write_data(folder: Path, words: list[str], tokenizer: TokenizerChoice, heldo
     folder.mkdir()
     texts = [" ".join(rng.choices(words, k=rng.randint(4, 12))) + "." + ("\n" if n % 9 == 8 else "") for n in range(500)]
     (folder / "text.txt").write_text("\n".join(texts))
-    options: dict[str, Any] = {"options": PrepareOptions(heldout=heldout, workers=1, filters=("words:2-99",)), "language": "en"}
-    prepare([str(folder / "text.txt")], out=folder / "data", tokenizer=tokenizer, license="CC0", progress=Silent(), **options)
-    return folder / "data"
+    options = PrepareOptions(heldout=heldout, workers=1, filters=("words:2-99",), language="en", license="CC0")
+    prepare([str(folder / "text.txt")], out=folder / folder.name, tokenizer=tokenizer, options=options, progress=Silent())
+    return folder / folder.name
 
 
 @pytest.fixture(scope="module")
@@ -70,17 +70,17 @@ def adapted(world: Path) -> tuple[Path, dict[str, Any], list[str]]:
 
 
 def replayed(world: Path, share: float) -> dict[str, Any]:
-    return {"replay": world / "general" / "data", "replay_share": share}
+    return {"replay": world / "general" / "general", "replay_share": share}
 
 
 def trained(world: Path, out: Path, *overrides: str) -> Path:
-    pretrain(data=world / "general" / "data", out=out, preset="tiny", overrides=overrides, progress=Silent())
+    pretrain(data=world / "general" / "general", out=out, preset="tiny", overrides=overrides, progress=Silent())
     return out
 
 
 def go(world: Path, out: Path, *overrides: str, model: Path | None = None, **options: Any) -> dict[str, Any]:
     fast = [f"train.max_steps={STEPS}", "train.checkpoint_every_steps=4", "train.log_every_steps=1", "train.keep_checkpoints=9"]
-    options = {"data": world / "domain" / "data", "progress": Silent()} | options
+    options = {"data": world / "domain" / "domain", "progress": Silent()} | options
     results = adapt(model or world / "run", out=out, overrides=[*fast, *overrides], **options)
     assert results is not None
     return results
@@ -106,17 +106,17 @@ def test_before_is_the_model_and_after_is_the_average_of_the_run(world: Path, ad
     out, results, notes = adapted
     for when, model in (("before", world / "run"), ("after", out)):
         for text in ("domain", "general"):
-            figures = evaluate(model, data=world / text / "data", progress=Silent(), warn=pytest.fail)
-            measured = dict(results[when][f"{text}/data"])
+            figures = evaluate(model, data=world / text / text, progress=Silent(), warn=pytest.fail)
+            measured = dict(results[when][text])
             assert measured.pop("perplexity") == pytest.approx(exp(measured["generator_loss"]), rel=1e-6)
             assert measured.items() <= figures.items()
-    before, after = results["before"]["domain/data"], results["after"]["domain/data"]
+    before, after = results["before"]["domain"], results["after"]["domain"]
     assert after["generator_loss"] < before["generator_loss"] - 0.1
     assert after["discriminator_loss"] < before["discriminator_loss"]
     assert json.loads((out / "adaptation.json").read_text()) == results
     record = read_record(out)
     assert record["start"]["model"] == str((world / "run").resolve())
-    assert record["mixture"] == {"domain/data": 0.75, "general/data": 0.25}
+    assert record["mixture"] == {"domain": 0.75, "general": 0.25}
     by_source = read_metrics(out)[-1]["heldout_by_source"]
     assert {name for name in by_source if "heldout_generator_loss" in by_source[name]} == record["mixture"].keys()
     assert not any("made the model worse" in note for note in notes)
@@ -139,7 +139,7 @@ def test_a_model_that_has_become_worse_is_warned_of(world: Path, tmp_path: Path)
     settings = ("optimizer.learning_rate=1.0", "optimizer.warmup_steps=1")
     before = go(world, tmp_path / "out", *settings, **replayed(world, 0.0), progress=notes)["before"]
     warnings = [note for note in notes.lines if "made the model worse" in note]
-    for note, text in zip(warnings, ("domain/data", "general/data"), strict=True):
+    for note, text in zip(warnings, ("domain", "general"), strict=True):
         assert note.startswith(f"warning: perplexity on the {text} text rose from {before[text]['perplexity']:,.4g} to ")
         assert "lower optimizer.learning_rate" in note
 
@@ -155,7 +155,7 @@ def test_an_xlnet_is_adapted(world: Path, tmp_path: Path) -> None:
     results = go(world, tmp_path / "out", model=folder, sequences=8)
     assert results["fresh"] == []
     for when in ("before", "after"):
-        figures = results[when]["data"]
+        figures = results[when]["domain"]
         assert figures["perplexity"] == pytest.approx(exp(figures["permutation_lm_loss"]), rel=1e-6)
 
 
@@ -203,11 +203,8 @@ def test_added_tokens_begin_as_the_mean_of_their_pieces(world: Path, tmp_path: P
         torch.testing.assert_close(new[name], expected, rtol=0, atol=1e-7)
     assert moved({name: value for name, value in old.items() if name not in changed}, new) == set()
     # The text is that of before under the new vocabulary, with the same documents held out.
-    data, source = TokenData.open(tmp_path / "out-data"), TokenData.open(world / "domain" / "data")
-    assert {
-        **data.manifest.configuration,
-        "lowercase": source.manifest.configuration["lowercase"],
-    } == source.manifest.configuration
+    data, source = TokenData.open(tmp_path / "out-data"), TokenData.open(world / "domain" / "domain")
+    assert data.manifest.configuration.items() >= source.manifest.configuration.items()
     assert data.split("heldout").num_documents == source.split("heldout").num_documents
     assert data.token_counts()[size:].min() > 100
 
@@ -218,7 +215,7 @@ def test_the_words_that_the_text_suggests(world: Path, tmp_path: Path, unverifie
     listed = tmp_path / "out-data" / "added-tokens.json"
     words = json.loads(listed.read_text())["added"]
     assert (results["added_tokens"], set(words) <= set(DOMAIN)) == (3, True)
-    assert results["before"].keys() == results["after"].keys() == {"out-data", "data"}
+    assert results["before"].keys() == results["after"].keys() == {"out-data", "general"}
     export(tmp_path / "out", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)
     assert load_tokenizer(tmp_path / "export").encode(words[0], add_special_tokens=False).tokens == [words[0]]
     assert go(world, tmp_path / "out", added=AddedTokens(number=3), **replay) == results
@@ -257,7 +254,7 @@ def test_what_is_complete_is_not_measured_again_and_more_steps_keep_the_warm_up(
     go(world, out, *LONG, "train.max_steps=54", **replay)
     run = load_run(out, warn=pytest.fail)
     assert (run.step, run.config.optimizer.warmup_steps) == (54, 3)
-    sources = {world / name / "data": share for name, share in (("domain", 0.75), ("general", 0.25))}
+    sources = {world / name / name: share for name, share in (("domain", 0.75), ("general", 0.25))}
     options: dict[str, Any] = {"data": sources, "init_from": world / "run", "config": out, "warn": pytest.fail}
     shorter = plan(out=out, overrides=["train.max_steps=2"], **options)
     assert shorter.config.optimizer.warmup_steps == 3
@@ -268,19 +265,19 @@ def test_what_is_complete_is_not_measured_again_and_more_steps_keep_the_warm_up(
 def test_another_beginning_is_another_run(world: Path, adapted: Any, tmp_path: Path) -> None:
     out, replay = Path(shutil.copytree(adapted[0], tmp_path / "out")), replayed(world, 0.25)
     with pytest.raises(
-        DataError, match=r"was trained on .*domain/data, .*general/data, but .*domain/data is a different data set"
+        DataError, match=r"was trained on .*domain/domain, .*general/general, but .*domain/domain is a different data set"
     ):
         go(world, out, *LONG)
     elsewhere = Path(shutil.copytree(world / "run", tmp_path / "elsewhere"))
     assert go(world, out, *LONG, model=elsewhere, **replay) == adapted[1], "the same weights are the same model"
     with pytest.raises(CheckpointError, match="but this command names no model") as caught:
-        pretrain(data=[world / "domain" / "data", world / "general" / "data"], out=out, config=out, progress=Silent())
+        pretrain(data=[world / "domain" / "domain", world / "general" / "general"], out=out, config=out, progress=Silent())
     assert "--init-from" in (caught.value.hint or "")
     trained(world, elsewhere, "train.max_steps=32")
     with pytest.raises(CheckpointError, match="at step 32, which has different weights"):
         go(world, out, *LONG, model=elsewhere, **replay)
     with pytest.raises(CheckpointError, match="began with random weights"):
-        go(world, elsewhere, data=world / "general" / "data")
+        go(world, elsewhere, data=world / "general" / "general")
 
 
 @pytest.mark.parametrize(
@@ -312,7 +309,7 @@ def test_data_that_does_not_fit(world: Path, tmp_path: Path) -> None:
         go(world, tmp_path / "out", **replayed(world, 1.0))
     with pytest.raises(ConfigError, match="needs the text to replay"):
         go(world, tmp_path / "out", replay_share=0.2)
-    both = [world / name / "data" for name in ("domain", "general")]
+    both = [world / name / name for name in ("domain", "general")]
     with pytest.raises(ConfigError, match="--add-tokens extends one data set"):
         go(world, tmp_path / "out", data=both, added=AddedTokens(number=3))
     with pytest.raises(DataError, match="has no held-out split"):
@@ -340,7 +337,7 @@ def test_tokens_that_cannot_be_added(world: Path, tmp_path: Path, content: bytes
 
 def test_text_that_is_gone_cannot_be_read_again_for_added_tokens(world: Path, tmp_path: Path) -> None:
     text = Path(shutil.copy(world / "domain" / "text.txt", tmp_path))
-    choice = TokenizerChoice(path=world / "domain" / "data" / "tokenizer.json")
+    choice = TokenizerChoice(path=world / "domain" / "domain" / "tokenizer.json")
     prepare([str(text)], out=tmp_path / "data", tokenizer=choice, options=PrepareOptions(workers=1), progress=Silent())
     text.unlink()
     with pytest.raises(DataError, match=r"text\.txt does not exist"):
@@ -348,9 +345,9 @@ def test_text_that_is_gone_cannot_be_read_again_for_added_tokens(world: Path, tm
 
 
 def same_figures(world: Path, model: Path, results: dict[str, Any]) -> None:
-    figures = evaluate(model, data=world / "domain" / "data", progress=Silent(), warn=pytest.fail)
+    figures = evaluate(model, data=world / "domain" / "domain", progress=Silent(), warn=pytest.fail)
     for name in ("generator_loss", "discriminator_loss", "discriminator_auc"):
-        assert results["before"]["data"][name] == pytest.approx(figures[name], rel=1e-6), name
+        assert results["before"]["domain"][name] == pytest.approx(figures[name], rel=1e-6), name
 
 
 def test_networks_that_have_parted_go_on_apart(world: Path, tmp_path: Path) -> None:

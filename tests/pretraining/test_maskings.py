@@ -103,7 +103,7 @@ def test_chinese_words_come_from_jieba_and_the_ids_stay(tmp_path: Path) -> None:
 def test_a_missing_segmenter_is_named_before_any_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jieba", None)
     arguments = chinese(tmp_path, "jieba")
-    checked = {name: arguments[name] for name in ("inputs", "build", "progress")}
+    checked = {name: arguments[name] for name in ("inputs", "options", "progress")}
     for work in (partial(prepare, **arguments), partial(check, **checked)):
         with pytest.raises(ConfigError, match="jieba, which is not installed") as refused:
             work()  # type: ignore[operator]

@@ -54,26 +54,24 @@ def test_a_resumed_run_continues_exactly_across_another_mixture(sources: list[Pa
 def test_each_source_is_recorded_and_measured(sources: list[Path], run: Path) -> None:
     record, last = read_record(run), figures(run)[-1]
     assert record["data"] == [str(source) for source in sources]
-    assert record["mixture"] == {"general/data": pytest.approx(0.1), "domain/data": pytest.approx(0.9)}
+    assert record["mixture"] == {"general": pytest.approx(0.1), "domain": pytest.approx(0.9)}
     of: Any = last["heldout_by_source"]
     for key in ("heldout_loss", "discriminator_auc"):
-        assert last[key] == pytest.approx(0.1 * of["general/data"][key] + 0.9 * of["domain/data"][key])
+        assert last[key] == pytest.approx(0.1 * of["general"][key] + 0.9 * of["domain"][key])
     results = evaluate(run, progress=Silent(), warn=pytest.fail)
-    assert results["heldout_by_source"]["domain/data"]["discriminator_auc"] == pytest.approx(
-        of["domain/data"]["discriminator_auc"]
-    )
+    assert results["heldout_by_source"]["domain"]["discriminator_auc"] == pytest.approx(of["domain"]["discriminator_auc"])
     apart = [evaluate(run, data=source, progress=Silent(), warn=pytest.fail) for source in sources]
     assert results["rows"] == sum(each["rows"] for each in apart)
-    assert results["heldout_by_source"]["general/data"]["heldout_loss"] == pytest.approx(apart[0]["loss"])
+    assert results["heldout_by_source"]["general"]["heldout_loss"] == pytest.approx(apart[0]["loss"])
     assert json.loads((run / "evaluation.json").read_text()) == results
     assert examine(run, 8, "cpu", Silent(), pytest.fail).findings
-    assert "Share of domain/data" in report(run, None).read_text(encoding="utf-8")
+    assert "Share of domain" in report(run, None).read_text(encoding="utf-8")
 
 
 def test_the_plan_tells_the_mixture(sources: list[Path], tmp_path: Path) -> None:
     weights = dict(zip(sources, (3.0, 1.0), strict=True))
     found = estimate(plan(data=weights, out=tmp_path / "out", preset="tiny", warn=pytest.fail)).values["mixture"]
-    assert {each["source"]: each["weight"] for each in found} == {"general/data": 0.75, "domain/data": 0.25}
+    assert {each["source"]: each["weight"] for each in found} == {"general": 0.75, "domain": 0.25}
 
 
 def test_a_run_on_a_mixture_decays(sources: list[Path], tmp_path: Path) -> None:
@@ -89,7 +87,7 @@ def test_sources_that_cannot_be_mixed(sources: list[Path], tmp_path: Path) -> No
     for data, overrides, says in (
         ([sources[0], other], [], rf"{other} was made with a different tokenizer .* from that of {sources[0]}"),
         ([sources[0], sources[0]], [], "a data set is given twice"),
-        (sources[:1], [SCHEDULE], "has 2 weights, but --data names 1: data"),
+        (sources[:1], [SCHEDULE], "has 2 weights, but --data names 1: general"),
         (sources, [*memory, "objective.memory_length=24"], "objective.memory_length remembers the text before each row"),
     ):
         with pytest.raises((ConfigError, DataError), match=says):

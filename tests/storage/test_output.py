@@ -59,7 +59,7 @@ def test_the_output_is_neither_a_folder_nor_the_input(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "marks",
     [
-        *("manifest.json tokenizer.json", "plan.json tokenizer.json", "run.json", "finetuned.json"),
+        *("manifest.json tokenizer.json", "run.json", "finetuned.json"),
         *("model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"),
     ],
 )

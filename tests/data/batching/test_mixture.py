@@ -89,7 +89,6 @@ def test_metrics_of_a_mixture_are_weighted_means() -> None:
 
 def test_names_are_as_short_as_they_can_be() -> None:
     assert source_names(["/data/wiki", "s3://bucket/news"]) == ["wiki", "news"]
-    assert source_names(["/en/data", "/de/data"]) == ["en/data", "de/data"]
     assert source_names(["/a/en/data", "/b/en/data"]) == ["/a/en/data", "/b/en/data"]
 
 

@@ -122,7 +122,7 @@ def test_the_reason_of_the_language_filter(argument: str, document: list[str], e
         ("language", "needs language codes"),
         ("language:de:1.5", "a confidence of at most 1"),
         ("language:de:0", "a confidence of at most 1"),
-        pytest.param("language:german", "cannot identify 'german'", marks=needs_language),
+        pytest.param("language:german", "unknown language 'german'", marks=needs_language),
     ],
 )
 def test_filters_that_do_not_exist(name: str, says: str) -> None:

@@ -60,6 +60,9 @@ def test_blocks_select_documents(encoder: DocumentEncoder) -> None:
     assert block.documents(2, 2).num_documents == 0
 
 
-def test_the_type_of_ids() -> None:
-    assert token_dtype(65535) == np.uint16
-    assert token_dtype(65536) == np.uint32
+def test_the_type_of_ids(tmp_path: Path) -> None:
+    assert (token_dtype(65535), token_dtype(65536)) == (np.uint16, np.uint32)
+    vocabulary = write_vocabulary(tmp_path / "vocab.txt")
+    vocabulary.write_text(vocabulary.read_text() + "".join(f"w{number}\n" for number in range(70_000)))
+    block = DocumentEncoder(load_tokenizer(vocabulary).to_str(), "none").encode([["w69999"]])[0]
+    assert block.tokens[0] > 70_000

@@ -22,7 +22,6 @@ from discern.data.tokenizer import (
     strips_accents,
     vocab_size,
 )
-from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.encoding import DocumentEncoder
 from discern.data.tokenizer.training import (
     TokenizerKind,
@@ -117,9 +116,7 @@ def test_the_text_it_was_trained_on_has_no_unknown_token(kind: TokenizerKind, te
     assert special_ids(tokenizer)["unk"] not in tokenizer.encode(text).ids
 
 
-def test_what_cannot_be() -> None:
-    with pytest.raises(ConfigError, match="at least 261"):
-        TokenizerChoice(train="bpe", vocab_size=260).check()
+def test_no_text() -> None:
     with pytest.raises(DataError, match="no text"):
         train_tokenizer("bpe", 1000, False, [])
 
@@ -200,11 +197,6 @@ def test_what_is_no_extension() -> None:
     cased = wordpiece("the", "a")
     cased.normalizer = None
     assert all(pieces_of_added(before, other) is None for other in [*others, cased])
-
-
-def test_several_words_cannot_be_added_as_one() -> None:
-    with pytest.raises(ConfigError, match=r"2 words \(atrial flutter\)"):
-        word_form(small_tokenizer("wordpiece, lower-cased"), "Atrial flutter")
 
 
 def test_the_words_that_save_most() -> None:

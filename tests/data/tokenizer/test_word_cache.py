@@ -87,16 +87,12 @@ def test_only_for_what_is_as_in_bert() -> None:
     assert not WordCache.applies(added)
 
 
-def test_real_text() -> None:
+@pytest.mark.parametrize(("vocabulary", "archive"), [("bert-uncased-en", "wikipedia-en/AB"), ("bert-zh", "zh/laws")])
+def test_real_text(vocabulary: str, archive: str) -> None:
     folder = os.environ.get("DISCERN_TEST_DATA")
     if not folder:
         pytest.skip("DISCERN_TEST_DATA is not set")
-    tokenizer = load_tokenizer(Path(folder) / "vocab" / "bert-uncased-en.txt")
-    cache = WordCache(tokenizer)
-    corpus = Corpus([str(Path(folder) / "wikipedia-en" / "AB.tar.xz")], CorpusOptions())
-    chinese = load_tokenizer(Path(folder) / "vocab" / "bert-zh.txt")
-    laws = Corpus([str(Path(folder) / "zh" / "laws.tar.xz")], CorpusOptions(documents="file"))
-    answers = [same(chinese, WordCache(chinese), document * 2) for document in islice(laws.documents(ProblemLog()), 20)]
-    assert sum(answers) > 15
+    tokenizer = load_tokenizer(Path(folder, "vocab", f"{vocabulary}.txt"))
+    cache, corpus = WordCache(tokenizer), Corpus([f"{folder}/{archive}.tar.xz"], CorpusOptions("file"))
     answers = [same(tokenizer, cache, document) for document in islice(corpus.documents(ProblemLog()), 100)]
     assert sum(answers) > 60
