@@ -12,8 +12,8 @@ def mix(values: np.ndarray) -> np.ndarray:
     """The finalizer: each bit of a number changes half of the bits of the result."""
     values = (values ^ (values >> 30)) * 0xBF58476D1CE4E5B9
     values = (values ^ (values >> 27)) * 0x94D049BB133111EB
-    mixed: np.ndarray = values ^ (values >> 31)
-    return mixed
+    values ^= values >> 31
+    return values
 
 
 def splitmix64(values: np.ndarray) -> np.ndarray:

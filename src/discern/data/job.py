@@ -126,7 +126,7 @@ class Job:
     @classmethod
     def of(cls, text: Corpus, options: PrepareOptions, tokenizer: str, against: EvaluationFiles | None) -> Job:
         """The job for a text. It depends on neither the engine nor the number of workers."""
-        content = b"".join(Path(path).read_bytes() for path in against.paths) if against is not None else b""
+        content = b"".join(path.read_bytes() for path in against.paths) if against is not None else b""
         return cls(
             pieces=tuple(_pieces(text.inputs)),
             corpus=text.options,

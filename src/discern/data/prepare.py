@@ -395,9 +395,9 @@ def warnings_of(manifest: Manifest) -> list[str]:
         found.append(f"no document is held out, so no evaluation is possible, because {text}: use more text{by_line}")
     elif heldout.num_documents < FEW_HELDOUT_DOCUMENTS:
         found.append(
-            f"the held-out split has only {counted(heldout.num_documents, 'document')} ({heldout.num_tokens:,} tokens, {percent(part)} of the "
-            "text), so held-out metrics depend more on that text than on the model: hold out more documents with a larger "
-            f"--heldout fraction{by_line}"
+            f"the held-out split has only {counted(heldout.num_documents, 'document')} ({heldout.num_tokens:,} tokens, "
+            f"{percent(part)} of the text), so held-out metrics depend more on that text than on the model: hold out more "
+            f"documents with a larger --heldout fraction{by_line}"
         )
     elif trained_on < _LEAST_TRAINED_ON * (1 - fraction):
         found.append(

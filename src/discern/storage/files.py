@@ -9,10 +9,11 @@ from __future__ import annotations
 import io
 import math
 import os
+import stat
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -248,4 +249,6 @@ def replacing_file(path: Path, *, wait: bool) -> Iterator[BinaryIO]:
 
 def is_stream(path: Path) -> bool:
     """Whether writing to a path replaces nothing: it is a device or a pipe."""
-    return os.path.exists(path) and not os.path.isfile(path) and not os.path.isdir(path)
+    with suppress(FileNotFoundError, NotADirectoryError):  # other errors, such as a name that is too long, are raised
+        return stat.S_IFMT(path.stat().st_mode) not in (stat.S_IFREG, stat.S_IFDIR)
+    return False
