@@ -93,7 +93,7 @@ def check(
     words = bert_wordpiece({token: number for number, token in enumerate(SPECIAL_TOKENS.values())}, lowercase=False)
     encoder = load_tokenizer(choice.path, choice.lowercase, choice.keep_accents) if choice.path else words
     text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
-    if text.note is not None:
+    if text.note:
         progress.note(text.note)
     search = ContaminationSearch(against) if against is not None else None
     problems, errors, totals = ProblemLog(), list[DiscernError](), Counter[str]()
@@ -110,7 +110,7 @@ def check(
             totals["documents"] += len(chunk.documents)
             for document in texts:
                 _count_lines(document, totals, lines)
-            if texts and (language := language_of(texts[0])) is not None:
+            if texts and (language := language_of(texts[0])):
                 languages[language] += 1
             yield chunk
 
@@ -136,8 +136,7 @@ def check(
         advice += _advice(totals, lines, statistics, "tokens" if choice.path else "words")
         advice += _copies(counter, signatures, options)
     if statistics is not None and choice.path:
-        unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)
-        advice += [unknown] if unknown is not None else []
+        advice += filter(None, [unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)])
     return CheckReport(
         documents=totals["documents"],
         sentences=totals["lines"],

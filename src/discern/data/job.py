@@ -323,7 +323,7 @@ def piece_results(
 
     problems = ProblemLog()
     chunks = chunks_of(Corpus(job.pieces[index], job.corpus), problems, counted)
-    while (first := next(chunks, None)) is not None:
+    while first := next(chunks, None):
         group = chain([first], islice(chunks, PART_CHUNKS - 1))
         path = Path(f"{stem}-{parts:04d}.part")
         if path.exists():

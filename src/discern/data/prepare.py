@@ -185,7 +185,7 @@ def prepare(
     if before is not None and given is not None and fingerprint(given) != before.tokenizer.fingerprint:
         raise other_data_set(out, "made with another tokenizer")
     text = Corpus(inputs, corpus, exclude=target)
-    if text.note is not None:
+    if text.note:
         progress.note(text.note)
     if engine == "ray" and not text.rereadable:
         raise ConfigError("--engine ray cannot read standard input or a pipe", hint="save the text to a file first")
@@ -213,12 +213,12 @@ def prepare(
                 progress.finish()
             near_duplicates, removed = None, np.zeros(0, dtype=np.int64)
             if options.near_duplicates is not None:
-                deque(_results(job, work, map_chunks, progress, "tokenizing"), maxlen=0)
+                deque(_results(job, work, map_chunks, progress, "tokenizing", text.total_bytes), maxlen=0)
                 near_duplicates, removed = _near_duplicates(work, options.near_duplicates, executor, progress)
             done = engine == "ray" or options.near_duplicates is not None
-            results = _results(job, work, map_chunks, progress, "merging" if done else "tokenizing")
+            results = _results(job, work, map_chunks, progress, "merging" if done else "tokenizing", text.total_bytes)
             splits, token_counts, counter = _merge(results, removed, options, encoder, folder.path, search)
-        records = [record for index in range(len(job.pieces)) if (record := piece_record(str(work), index)) is not None]
+        records = [record for index in range(len(job.pieces)) if (record := piece_record(str(work), index))]
         problems = ProblemLog()
         for record in records:
             for problem in record["problems"]:
@@ -299,16 +299,17 @@ def _work_folder(job: Job, target: Path, progress: Progress, *, keep: bool) -> I
         shutil.rmtree(each, ignore_errors=True)
 
 
-def _results(job: Job, work: Path, map_chunks: Mapping, progress: Progress, doing: str) -> Generator[ChunkResult]:
-    """The results of all pieces in order, with a bar in bytes of the input."""
+def _results(
+    job: Job, work: Path, map_chunks: Mapping, progress: Progress, doing: str, total: int | None
+) -> Generator[ChunkResult]:
+    """The results of all pieces in order, with a bar in bytes of the input, of which there are `total` if that is known."""
     read = shown = tokens = 0
 
     def count(size: int) -> None:
         nonlocal read
         read += size
 
-    sizes = [item.size for piece in job.pieces for item in piece]
-    progress.start(doing, None if None in sizes else sum(size or 0 for size in sizes), "bytes")
+    progress.start(doing, total, "bytes")
     for index in range(len(job.pieces)):
         for result in piece_results(str(work), index, map_chunks, count):
             yield result
@@ -384,7 +385,7 @@ def warnings_of(manifest: Manifest) -> list[str]:
     statistics, heldout, settings = manifest.statistics, manifest.splits["heldout"], manifest.configuration
     unknown = unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)
     fraction, copies = cast(float, settings["heldout"]), statistics.duplicates
-    found = [unknown] if unknown is not None else []
+    found = [unknown] if unknown else []
     by_line = "" if settings["documents"] == "line" else ", or with --documents line"
     part = heldout.num_tokens / statistics.tokens
     trained_on = 1 - max(part, heldout.num_documents / statistics.documents)

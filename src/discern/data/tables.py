@@ -133,15 +133,13 @@ def numbered_lines(path: Path) -> NumberedLines:
 
 def without_blank_end(lines: NumberedLines) -> NumberedLines:
     """The lines without empty ones at the end; of each group of empty lines elsewhere, which callers refuse, only the first."""
-    blank: tuple[int, str] | None = None
-    for number, text in lines:
-        if not text.strip():
-            blank = blank or (number, text)
-            continue
-        if blank is not None:
-            yield blank
-        blank = None
-        yield number, text
+    blank: list[tuple[int, str]] = []
+    for line in lines:
+        if line[1].strip():
+            yield from [*blank, line]
+            blank = []
+        else:
+            blank = blank or [line]
 
 
 def whole_text(path: Path) -> str:
@@ -373,9 +371,7 @@ def json_table(pieces: Iterable[str], name: str, problems: ProblemLog | None, *,
 
 def _items(text: str, name: str) -> list[Any]:
     items = parsed_json(text, name)
-    if not isinstance(items, list):
-        raise DataError(f"{name}: not a JSON array of objects", hint="use an array of objects, or JSON lines")
-    return items
+    return items if isinstance(items, list) else [items]
 
 
 def _json_lines(pieces: Iterable[str], name: str, problems: ProblemLog | None) -> Iterator[tuple[int, Any]]:

@@ -28,6 +28,7 @@ from discern.data.tokenizer.training import (
     extend_tokenizer,
     frequent_splits,
     pieces_of_added,
+    reproducible,
     sample,
     train_tokenizer,
     word_form,
@@ -78,6 +79,11 @@ def test_training_again_gives_the_same(kind: TokenizerKind, tmp_path: Path) -> N
     loaded, hard = load_tokenizer(tmp_path), [*TEXT[:50], "", " x ", "Naïve café 中文 [MASK] \u200b 1,000!"]
     assert fingerprint(loaded) == fingerprint(tokenizer_of(kind))
     assert [e.ids for e in loaded.encode_batch(hard)] == [e.ids for e in tokenizer_of(kind).encode_batch(hard)]
+
+
+def test_chance_does_not_decide_which_of_equally_frequent_characters_is_likelier() -> None:
+    for rare in ({"b": -14.0, "c": -15.0}, {"b": -15.0, "c": -14.0}):
+        assert reproducible({"a": -1.0} | rare, {"a": 9, "b": 2, "c": 2}) == [("a", -1.0), ("c", -14.0), ("b", -15.0)]
 
 
 @pytest.mark.parametrize("kind", TRAINED)

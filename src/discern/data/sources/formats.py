@@ -180,7 +180,7 @@ def _tar(stream: io.BufferedReader, context: ReadContext) -> Iterator[Document]:
     """The files of an archive, in order. Links, devices and folders are skipped."""
     options: dict[str, Any] = {"bufsize": BLOCK_BYTES, "tarinfo": _StrictHeader, "errors": "replace"}
     with tarfile.open(fileobj=stream, mode="r|", **options) as archive:
-        while (member := archive.next()) is not None:
+        while member := archive.next():
             archive.members = []  # type: ignore[attr-defined]  # the library keeps every header otherwise
             if member.isfile() and (content := archive.extractfile(member)):
                 yield from context.read_member(content, member.name)

@@ -90,7 +90,7 @@ def _wordpiece(size: int, lowercase: bool, strip_accents: bool, texts: Sequence[
         trainer = trainers.WordPieceTrainer(
             vocab_size=entries,
             special_tokens=specials,
-            initial_alphabet=alphabet,
+            initial_alphabet=sorted(alphabet),
             limit_alphabet=len(alphabet),
             show_progress=False,
         )
@@ -125,41 +125,47 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     """
     specials = [*_SPECIALS, END_OF_DOCUMENT]
     tokenizer = Tokenizer(models.Unigram())
-    normalizer = [normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " ")]
-    tokenizer.normalizer = normalizers.Sequence([*normalizer, normalizers.Lowercase()] if lowercase else normalizer)
+    case = [normalizers.Lowercase()] if lowercase else []
+    tokenizer.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(r"\s+"), " "), *case])
     # Without spaces between words, the sample need not contain the piece that begins every text.
     trainer = trainers.UnigramTrainer(
         vocab_size=size, special_tokens=specials, unk_token="[UNK]", initial_alphabet=["▁"], show_progress=False
     )
-    _, others = _alphabet(tokenizer.normalizer, texts, limit=(size - len(specials)) // 2)
+    alphabet, others = _alphabet(tokenizer.normalizer, texts, limit=(size - len(specials)) // 2)
     # As in SentencePiece, no piece mixes scripts, or letters with punctuation. Shorter words also train faster.
     scripts, spaces = pre_tokenizers.UnicodeScripts(), pre_tokenizers.Metaspace(prepend_scheme="never")
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([scripts, spaces])
     tokenizer.train_from_iterator((f" {text.translate(others)}" for text in texts), trainer)
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="always")
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
-    pieces = dict(json.loads(tokenizer.to_str())["model"]["vocab"])
-    scores = _reproducible({piece: pieces[piece] for piece in pieces.keys() - specials})
-    tokenizer.model = models.Unigram([(token, 0.0) for token in specials] + scores, unk_id=1, byte_fallback=False)
+    pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
+    scores = reproducible({piece: score for piece, score in pieces if piece not in specials}, alphabet)
+    # A text that spells a special token is not split into it, because its characters are likelier.
+    tokenizer.model = models.Unigram([(token, -1e3) for token in specials] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
 
-def _reproducible(scores: dict[str, float]) -> list[tuple[str, float]]:
+def reproducible(scores: dict[str, float], alphabet: Mapping[str, int]) -> list[tuple[str, float]]:
     """The pieces of a Unigram model, best first, without what differs between runs of the library.
 
     The library adds floating-point numbers in the order of a hash table, so scores are rounded. Characters too rare to be
-    pieces of their own get the lowest score, raised by 0.0001 each in that order, so these scores are assigned again.
+    pieces of their own get the lowest score, raised by 0.0001 each in that order, which also decides between equally frequent
+    ones. These scores are assigned again, the highest to the most frequent character.
+
+    Args:
+        alphabet: number of occurrences of the characters of the text; normalization may have composed others.
     """
-    characters = sorted(piece for piece in scores if len(piece) == 1)
+    characters = sorted((piece for piece in scores if len(piece) == 1), key=lambda piece: (alphabet.get(piece, 0), piece))
     highest = min(scores.values()) + 0.0001 * (len(characters) + 1)
-    rare = [piece for piece in characters if scores[piece] < highest]
+    groups = {alphabet.get(piece, piece) for piece in characters if scores[piece] < highest}
+    rare = [piece for piece in characters if alphabet.get(piece, piece) in groups]
     scores |= zip(rare, sorted(scores[piece] for piece in rare), strict=True)
     rounded = {piece: round(score, 4) for piece, score in scores.items()}
     return sorted(rounded.items(), key=lambda entry: (-entry[1], entry[0]))
 
 
-def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: int) -> tuple[list[str], dict[int, str]]:
-    """The most frequent characters after normalization, and a translation table from all others to a space.
+def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: int) -> tuple[dict[str, int], dict[int, str]]:
+    """How often the most frequent characters occur after normalization, and a translation table from all others to a space.
 
     Args:
         limit: number of characters; of equally frequent ones, the first in Unicode order.
@@ -169,9 +175,8 @@ def _alphabet(normalizer: normalizers.Normalizer, texts: Iterable[str], limit: i
     counts: Counter[str] = Counter()
     for character, count in raw.items():
         counts.update({letter: count for letter in normal[character] if not letter.isspace()})
-    frequent = sorted(counts, key=lambda letter: (-counts[letter], letter))[:limit]
-    kept = set(frequent)
-    return sorted(kept), {ord(character): " " for character in raw if not normal[character] <= kept}
+    kept = dict(sorted(counts.items(), key=lambda entry: (-entry[1], entry[0]))[:limit])
+    return kept, {ord(character): " " for character in raw if not normal[character] <= kept.keys()}
 
 
 # Extension by new tokens with new ids; existing ids do not change
