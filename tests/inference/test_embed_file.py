@@ -26,7 +26,7 @@ TEXTS = ["the model reads", "x", "", "a file of tensors and the shape of it", "n
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("embed")
     make_run(folder / "run")
-    make_run(folder / "other", overrides=["train.seed=7"])
+    make_run(folder / "other", tokenizer="bpe")
     (folder / "texts.txt").write_text("\n".join(TEXTS) + "\n")
     return folder
 

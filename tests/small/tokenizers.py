@@ -9,7 +9,8 @@ from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared
+from discern.data.tokenizer import SPECIAL_TOKENS, prepared
+from discern.data.tokenizer.training import train_tokenizer
 
 CORPUS = [
     "The chef cooked the meal, and Café Zürich's naïve guests ate 3,141 purple elephants.",
@@ -37,10 +38,8 @@ HARD = [
 
 
 def wordpiece(*, lowercase: bool) -> Tokenizer:
-    """As BERT's, over a vocabulary learned here."""
-    seed = bert_wordpiece({token: number for number, token in enumerate(SPECIAL_TOKENS.values())}, lowercase)
-    seed.train_from_iterator(CORPUS, trainers.WordPieceTrainer(vocab_size=220, special_tokens=_special(), show_progress=False))
-    return seed
+    """As BERT's, over a vocabulary learned here. The library's own training would number its entries at random."""
+    return train_tokenizer("wordpiece", 220, lowercase, CORPUS)
 
 
 def bpe() -> Tokenizer:
@@ -49,7 +48,7 @@ def bpe() -> Tokenizer:
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=True)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=_special(), initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     return tokenizer
@@ -92,7 +91,7 @@ def roberta() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    special, alphabet = list(ROBERTA_NAMES.values()), pre_tokenizers.ByteLevel.alphabet()
+    special, alphabet = list(ROBERTA_NAMES.values()), sorted(pre_tokenizers.ByteLevel.alphabet())
     trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
     tokenizer.train_from_iterator(CORPUS, trainer)
     tokenizer.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
