@@ -13,9 +13,5 @@ if TYPE_CHECKING:
 
 # Naming a masking imports no torch.
 maskings: Registry[Callable[[TokenBatch, MaskingContext], Chosen]] = Registry("masking")
-maskings.register("uniform", "discern.corruption.masking:uniform")
-maskings.register("with-replacement", "discern.corruption.masking:with_replacement")
-maskings.register("whole-word", "discern.corruption.masking:whole_word")
-maskings.register("span", "discern.corruption.masking:span")
-maskings.register("rarity", "discern.corruption.masking:rarity")
-maskings.register("entropy", "discern.corruption.masking:entropy")
+for _name in ("uniform", "with-replacement", "whole-word", "span", "rarity", "entropy"):
+    maskings.register(_name, f"{__name__}.masking:{_name.replace('-', '_')}")

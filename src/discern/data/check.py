@@ -95,7 +95,7 @@ def check(
     text = Corpus(inputs, corpus or CorpusOptions(), exclude=exclude)
     if text.note:
         progress.note(text.note)
-    search = ContaminationSearch(against) if against is not None else None
+    search = ContaminationSearch(against) if against else None
     problems, errors, totals = ProblemLog(), list[DiscernError](), Counter[str]()
     lines, languages = Counter[str](), Counter[str]()
     counter, signatures, bytes_read = StatisticsCounter(special_ids(encoder)["unk"]), list[np.ndarray](), 0
@@ -121,7 +121,7 @@ def check(
         shown = 0
         for result in ordered_map(executor, partial(process_chunk, work), chunks(), pending=2 * options.workers):
             counter.add(result.block, result.counts)
-            if search is not None:
+            if search:
                 search.add(result.counts["matches"])
             if sum(map(len, signatures)) < _SIGNED and result.signatures is not None:
                 signatures.append(result.signatures)
@@ -135,8 +135,8 @@ def check(
         statistics = counter.finish(bytes_read)
         advice += _advice(totals, lines, statistics, "tokens" if choice.path else "words")
         advice += _copies(counter, signatures, options)
-    if statistics is not None and choice.path:
-        advice += filter(None, [unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)])
+        if choice.path:
+            advice += filter(None, [unknown_warning(statistics.unknown_tokens, statistics.tokens, statistics.unknown_causes)])
     return CheckReport(
         documents=totals["documents"],
         sentences=totals["lines"],
@@ -146,7 +146,7 @@ def check(
         advice=tuple(advice),
         problems=problems.summary(),
         errors=tuple(map(str, errors)),
-        overlap=search.results() if search is not None else None,
+        overlap=search.results() if search else None,
         filtered=dict(sorted(counter.filtered.items())) if options.filters else None,
     )
 

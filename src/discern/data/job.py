@@ -126,7 +126,7 @@ class Job:
     @classmethod
     def of(cls, text: Corpus, options: PrepareOptions, tokenizer: str, against: EvaluationFiles | None) -> Job:
         """The job for a text. It depends on neither the engine nor the number of workers."""
-        content = b"".join(path.read_bytes() for path in against.paths) if against is not None else b""
+        content = b"".join(path.read_bytes() for path in against.paths) if against else b""
         return cls(
             pieces=tuple(_pieces(text.inputs)),
             corpus=text.options,
@@ -260,7 +260,7 @@ class _Worker:
         self.encoder = DocumentEncoder((Path(work) / TOKENIZER_NAME).read_text(), job.options.segmenter)
         self.rules = Rules(job.options.filters)
         self.signs = job.options.near_duplicates is not None
-        self.search = ContaminationSearch(job.against) if job.against is not None else None
+        self.search = ContaminationSearch(job.against) if job.against else None
 
 
 _worker = lru_cache(maxsize=1)(_Worker)
@@ -283,7 +283,7 @@ def process_chunk(work: str, chunk: Chunk) -> ChunkResult:
             hint="leave these options out, or give the text",
         )
     kept, filtered = worker.rules.apply(chunk.documents)
-    found = worker.search.find(kept) if worker.search is not None else {}
+    found = worker.search.find(kept) if worker.search else {}
     matches = [(ngram, *chunk.origin(index), begins) for ngram, (index, begins) in found.items()]
     documents = [document for document in kept if document is not None]
     block, filled, unknown = worker.encoder.encode(documents)

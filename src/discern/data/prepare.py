@@ -105,7 +105,7 @@ class PrepareReport:
             },
             "vocab_size": manifest.tokenizer.vocab_size,
             **manifest.model_dump(mode="json", include={"tokenizer", "filtered", "fingerprint", "problems", "overlap"}),
-            "near_duplicates": near.removed if near is not None else None,
+            "near_duplicates": near.removed if near else None,
             "unchanged": self.unchanged,
             "repaired": list(self.repaired),
             "seconds": self.seconds,
@@ -170,9 +170,21 @@ def prepare(
     """
     corpus, options = corpus or CorpusOptions(), options or PrepareOptions(workers=available_cores())
     if (address := remote_address(out)) is not None:
-        how: dict[str, Any] = {"tokenizer": tokenizer, "corpus": corpus, "options": options, "against": against, "engine": engine}
-        make = partial(prepare, inputs, overwrite=overwrite, progress=progress, **how)
-        return uploaded(address, lambda folder: make(out=folder), overwrite=overwrite, progress=progress)
+
+        def make(folder: Path) -> PrepareReport:
+            return prepare(
+                inputs,
+                out=folder,
+                tokenizer=tokenizer,
+                corpus=corpus,
+                options=options,
+                overwrite=overwrite,
+                against=against,
+                engine=engine,
+                progress=progress,
+            )
+
+        return uploaded(address, make, overwrite=overwrite, progress=progress)
 
     # Check everything that needs no work
     began = time.monotonic()
@@ -189,7 +201,7 @@ def prepare(
         progress.note(text.note)
     if engine == "ray" and not text.rereadable:
         raise ConfigError("--engine ray cannot read standard input or a pipe", hint="save the text to a file first")
-    search = ContaminationSearch(against) if against is not None else None
+    search = ContaminationSearch(against) if against else None
     job = Job.of(text, options, fingerprint(given) if given is not None else repr(tokenizer), against)
 
     with OutputFolder(target).staged() as folder, _work_folder(job, target, progress, keep=text.rereadable) as work:
@@ -250,7 +262,7 @@ def prepare(
             configuration=settings,
             versions=job.versions,
             # What is known of the same text is kept.
-            overlap=search.results() if search is not None else before.overlap if before is not None else None,
+            overlap=search.results() if search else before.overlap if before is not None else None,
             near_duplicates=near_duplicates,
             filtered=dict(sorted(counter.filtered.items())) if options.filters else None,
         )
@@ -371,7 +383,7 @@ def _merge(
             block, first = result.block.select(kept), last
             counter.add(block, result.counts)
             write(chooser.place(block))
-            if search is not None:
+            if search:
                 search.add(result.counts["matches"])
         write(chooser.finish())
         splits = {name: writer.finish() for name, writer in writers.items()}

@@ -31,7 +31,7 @@ def _lock(opened: int, *, wait: bool) -> bool:
     """Lock an open file; False if another process holds the lock, and `wait` is False."""
     try:
         if fcntl is not None:
-            fcntl.flock(opened, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
     except BlockingIOError:
         return False
     except OSError:  # this file system has no locks

@@ -17,7 +17,7 @@ HTML = "<s>old</s> price<mask>"
 
 def pieces_of_unigram() -> Tokenizer:
     """A Unigram vocabulary with the names of XLM-RoBERTa, whose pieces include the special tokens."""
-    letters = ["▁", *dict.fromkeys("<>/soldpricemak"), "▁price"]
+    letters = ["▁", *dict.fromkeys("<>/soldpricemak"), "▁price", "▁<s"]
     pieces = [(name, 0.0) for name in ("<pad>", "<unk>", "<s>", "</s>", "<mask>")] + [(letter, -3.0) for letter in letters]
     tokenizer = Tokenizer(models.Unigram(pieces, unk_id=1, byte_fallback=False))
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -59,7 +59,7 @@ def test_special_tokens_in_text_are_text(tokenizer: Tokenizer, text: str) -> Non
 def test_spelled_tokens_have_offsets() -> None:
     (encoding,) = encode_texts(pieces_of_unigram(), [HTML])
     assert "".join(encoding.tokens) == "▁" + HTML.replace(" ", "▁")
-    assert [HTML[start:end] for start, end in encoding.offsets][:4] == ["<", "<", "s", ">"]
+    assert [HTML[start:end] for start, end in encoding.offsets][:2] == ["<s", ">"]
 
 
 SENTENCE = "the guards cooked naïve tea, and 12 guests mated."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from tokenizers import Encoding, Regex, Tokenizer, pre_tokenizers
+from tokenizers import Encoding, Regex, Tokenizer, models, pre_tokenizers
 
 from discern.data.tokenizer.loading import naming_panics, special_ids
 from discern.data.tokenizer.words import word_forms
@@ -24,8 +25,8 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool =
 
     Most tokenizers never build a special token from text. Others find one in a text that spells it, so that the `</s>` of HTML
     would end the text: those with the special tokens among the pieces of a Unigram or the words of a vocabulary, or with special
-    tokens that are declared as ordinary ones. With these, each such name is separated after its first character. A name of one
-    character cannot be separated.
+    tokens that are declared as ordinary ones. Unigram is encoded without these pieces, as in SentencePiece. With the others, each
+    such name is separated after its first character. A name of one character cannot be separated.
 
     Args:
         tokenizer: a tokenizer that `load_tokenizer` or `prepared` set up.
@@ -44,15 +45,22 @@ def encode_texts(tokenizer: Tokenizer, texts: Sequence[str], *, ids_only: bool =
 def _without_special(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer, or if it builds a special token from a text that spells it, a copy that does not."""
     # The token for what is unknown is not among them, because text may well yield it.
-    names = {number: tokenizer.id_to_token(number) or "" for role, number in special_ids(tokenizer).items() if role != "unk"}
-    spelled = [text for name in names.values() for text in (name, f"a {name} a", f"a{name}a")]
-    if all(names.keys().isdisjoint(each.ids) for each in tokenizer.encode_batch(spelled, add_special_tokens=False)):
+    special = {number for role, number in special_ids(tokenizer).items() if role != "unk"}
+    names = sorted(tokenizer.id_to_token(number) or "" for number in special)
+    spelled = [text for name in names for text in (name, f"a {name} a", f"a{name}a")]
+    if all(special.isdisjoint(each.ids) for each in tokenizer.encode_batch(spelled, add_special_tokens=False)):
         return tokenizer
     copy = Tokenizer.from_str(tokenizer.to_str())
     # Declared as special, they are ordinary text; declared otherwise, they would be found before anything separates them.
-    copy.add_special_tokens(list(names.values()))
+    copy.add_special_tokens(names)
     copy.encode_special_tokens = True
-    copy.pre_tokenizer = separating(copy.pre_tokenizer, sorted(names.values()))
+    if isinstance(copy.model, models.Unigram):
+        model = json.loads(tokenizer.to_str())["model"]
+        # U+FFFF is no character, so no text has it.
+        pieces = [(f"\uffff{piece}" if piece in names else piece, score) for piece, score in model["vocab"]]
+        copy.model = models.Unigram(pieces, model["unk_id"], model["byte_fallback"])
+    else:
+        copy.pre_tokenizer = separating(copy.pre_tokenizer, names)
     return copy
 
 

@@ -140,8 +140,7 @@ def _unigram(size: int, lowercase: bool, texts: Sequence[str]) -> Tokenizer:
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="always")
     pieces = json.loads(tokenizer.to_str())["model"]["vocab"]
     scores = reproducible({piece: score for piece, score in pieces if piece not in specials}, alphabet)
-    # A text that spells a special token is not split into it, because its characters are likelier.
-    tokenizer.model = models.Unigram([(token, -1e3) for token in specials] + scores, unk_id=1, byte_fallback=False)
+    tokenizer.model = models.Unigram([(token, 0.0) for token in specials] + scores, unk_id=1, byte_fallback=False)
     return tokenizer
 
 
