@@ -47,7 +47,7 @@ CHUNK_CHARACTERS = 1 << 19
 """Number of characters that a worker gets at a time. It does not depend on the number of workers, nor does the output."""
 PART_CHUNKS = 128
 """Number of chunks in a part, which is what an interruption loses."""
-SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 23, 1 << 28, 256
+SMALLEST_PIECE, LARGEST_PIECE, _PIECES = 1 << 25, 1 << 28, 256
 SHARD_TOKENS = 1 << 27
 """256 MiB of uint16."""
 _JOB_NAME = "job.json"
