@@ -26,7 +26,7 @@ from pathlib import Path
 import numpy as np
 
 from discern.data.curation.contamination import words_of
-from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, Banding, clusters, links_of_band, sign
+from discern.data.curation.near_duplicates import HASHES, NGRAM_WORDS, banding, clusters, links_of_band, sign
 from discern.data.job import chunks_of
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions, ProblemLog
@@ -99,11 +99,11 @@ def planted(folder: Path, sign: Callable[[Sequence[list[str]]], np.ndarray] = si
     copies = [edited(articles[at], SHARES[number % len(SHARES)], draw) for number, at in enumerate(chosen)]
     everything = articles + copies
     signatures = [sign([[" ".join(words)] for words in everything])]
-    banding = Banding.of(SIMILARITY)
-    found = {(a, b) for band in range(banding.bands) for a, b in links_of_band(signatures, band, SIMILARITY).tolist()}
-    links = (links_of_band(signatures, band, SIMILARITY) for band in range(Banding.of(SIMILARITY).bands))
-    removed = set(clusters(links, sum(map(len, signatures)))[0].tolist())
-    print(f"{len(articles):,} articles, {len(copies):,} copies; similarity {SIMILARITY}; {banding}")
+    bands, rows = banding(SIMILARITY)
+    links = [links_of_band(signatures, band, SIMILARITY) for band in range(bands)]
+    found = set(map(tuple, np.concatenate(links).tolist()))
+    removed = set(clusters(links, len(everything))[0].tolist())
+    print(f"{len(articles):,} articles, {len(copies):,} copies; similarity {SIMILARITY}; {bands} bands of {rows} rows")
     print("| words edited | mean Jaccard | copies at or above 0.8 | of those removed | of the others removed |")
     print("|---|---|---|---|---|")
     for index, share in enumerate(SHARES):

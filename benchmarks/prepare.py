@@ -91,7 +91,7 @@ def compare(request: dict[str, object], work: Path, rounds: int) -> None:
 
 def cost(inputs: list[str], vocabulary: Path) -> None:
     """Print the processor seconds and the bytes written of each step, per GB of the input as stored."""
-    from discern.data.curation.near_duplicates import Banding
+    from discern.data.curation.near_duplicates import banding
     from discern.data.job import Job, PrepareOptions, links_of_band, make_piece
     from discern.data.prepare import prepare
     from discern.data.sources.corpus import Corpus
@@ -118,7 +118,7 @@ def cost(inputs: list[str], vocabulary: Path) -> None:
         report("parts", began, total(work, "*.part"))
         print(f"signatures: {total(work, '*.signatures') / 1e9 / size:.3f} GB written per GB")
         began = time.process_time()
-        links = sum(len(links_of_band(str(work), band)) for band in range(Banding.of(0.8).bands))
+        links = sum(len(links_of_band(str(work), band)) for band in range(banding(0.8)[0]))
         report(f"bands ({links:,} links)", began, 0)
         began = time.process_time()
         choice = TokenizerChoice(vocabulary)

@@ -68,7 +68,7 @@ def test_a_data_set(text: Path) -> None:
     assert statistics.unknown_fraction == 0
     assert statistics.document_lengths["0.5"] == 36
     assert statistics.bytes_read == sum(path.stat().st_size for path in text.iterdir())
-    assert 8 < data.split("heldout").num_documents < 45
+    assert 8 < data.manifest.splits["heldout"].num_documents < 45
     assert data.token_counts().sum() == data.split("train").num_tokens
     assert data.manifest.inputs == (str(text),)
     before = data.folder.stat().st_ino
@@ -301,8 +301,10 @@ def test_the_command_reads_standard_input(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_the_command_checks(text: Path) -> None:
     (text.parent / "good.txt").write_text(plain(made_up(40, sentences=20)))
-    good = run("prepare", text.parent / "good.txt", "--check")
-    assert (good.returncode, "no problems found" in good.stdout) == (0, True)
+    np.save(text.parent / "ids.npy", [[5, 6], [7, 8]])
+    for name, *tokenizer in (["good.txt"], ["ids.npy", "--tokenizer", write_vocabulary(text.parent / "vocab.txt")]):
+        good = run("prepare", text.parent / name, "--check", *tokenizer)
+        assert (good.returncode, "no problems found" in good.stdout) == (0, True)
     (text / "cut.gz").write_bytes(b"\x1f\x8b\x08")
     bad = run("prepare", text, "--check", "--json")
     assert bad.returncode == 1
@@ -312,14 +314,23 @@ def test_the_command_checks(text: Path) -> None:
 def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     """Peak memory of the parent, over four times the text."""
     measure = (
-        "import resource, sys; from discern.cli.main import main\n"
-        "try: main()\nfinally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+        "import re, sys; from discern.cli.main import main\n"  # ru_maxrss would begin at the peak of this process
+        "try: main()\nfinally: print(*re.findall(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read()), file=sys.stderr)"
     )
     vocabulary = write_vocabulary(tmp_path / "vocab.txt")
     peaks = []
     for times in (1, 4):
-        (tmp_path / f"text{times}").write_text(plain(made_up(800)) * times)
-        command = ["prepare", tmp_path / f"text{times}", "--out", tmp_path / f"data{times}", "--tokenizer", vocabulary]
+        (tmp_path / f"text{times}").write_text(plain(made_up(8000)) * times)
+        command = [
+            "prepare",
+            tmp_path / f"text{times}",
+            "--out",
+            tmp_path / f"{times}",
+            "--tokenizer",
+            vocabulary,
+            "--workers",
+            1,
+        ]
         done = subprocess.run([sys.executable, "-c", measure, *map(str, command)], capture_output=True, text=True, timeout=60)
         assert done.returncode == 0
         peaks.append(int(done.stderr.split()[-1]))

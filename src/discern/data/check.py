@@ -6,7 +6,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -85,7 +85,6 @@ def check(
             are in the report instead.
     """
     choice, options = tokenizer or TokenizerChoice(), options or PrepareOptions(workers=available_cores())
-    options = replace(options, near_duplicates=options.near_duplicates or _SIMILARITY)
     if choice.path or choice.train:
         choice.check()
     options.check()
@@ -119,7 +118,7 @@ def check(
         Job.of(text, options, "", against).write(Path(work))
         write_bytes(Path(work) / TOKENIZER_NAME, encoder.to_str().encode())
         shown = 0
-        for result in ordered_map(executor, partial(process_chunk, work), chunks(), pending=2 * options.workers):
+        for result in ordered_map(executor, partial(process_chunk, work, signed=True), chunks(), pending=2 * options.workers):
             counter.add(result.block, result.counts)
             if search:
                 search.add(result.counts["matches"])

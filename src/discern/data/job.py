@@ -41,7 +41,7 @@ from discern.data.tokenizer.encoding import DocumentEncoder, TokenBlock
 from discern.data.tokenizer.words import check_segmenter
 from discern.errors import ConfigError, DataError, DiscernError
 from discern.parsing import json_value
-from discern.storage.files import partial_name, replacing_file, write_bytes
+from discern.storage.files import replacing_file, write_bytes
 
 CHUNK_CHARACTERS = 1 << 19
 """Number of characters that a worker gets at a time. It does not depend on the number of workers, nor does the output."""
@@ -139,9 +139,8 @@ class Job:
 
     def folder_beside(self, target: Path) -> Path:
         """The folder of this work, beside the data set."""
-        # A byte of a file name that is not UTF-8 becomes an escape.
         digest = hashlib.sha256(self._serialized()).hexdigest()
-        return target.with_name(f"{_stem(target)}{digest[:_DIGITS]}.parts")
+        return target.with_name(f".{target.name}.{digest[:_DIGITS]}.parts")
 
     def write(self, folder: Path) -> None:
         """Write the job to its folder."""
@@ -149,16 +148,13 @@ class Job:
         write_bytes(folder / _JOB_NAME, self._serialized())
 
     def _serialized(self) -> bytes:
+        # A byte of a file name that is not UTF-8 becomes an escape.
         return json.dumps(asdict(self), indent=1, default=str).encode()
 
 
 def folders_beside(target: Path) -> list[Path]:
     """The folders of all work on a data set, also with other settings."""
-    return list(target.parent.glob(f"{escape(_stem(target))}{_DIGIT * _DIGITS}.parts"))
-
-
-def _stem(target: Path) -> str:
-    return partial_name(target.name).removesuffix("partial")
+    return list(target.parent.glob(f"{escape(f'.{target.name}.')}{_DIGIT * _DIGITS}.parts"))
 
 
 def library_versions(filters: Iterable[str]) -> dict[str, str]:
@@ -266,18 +262,19 @@ class _Worker:
 _worker = lru_cache(maxsize=1)(_Worker)
 
 
-def process_chunk(work: str, chunk: Chunk) -> ChunkResult:
+def process_chunk(work: str, chunk: Chunk, *, signed: bool = False) -> ChunkResult:
     """Filter, tokenize, sign and search the documents of a chunk.
 
     Args:
         work: folder of the job, at the same path on every machine.
+        signed: sign the documents although the job removes no near-duplicates; those of token ids are similar to none.
 
     Raises:
         DataError: this machine does not see the folder or has other versions, or a token id is not in the vocabulary.
         ConfigError: the input is token ids, but filters, near-duplicates or evaluation files need text.
     """
-    worker = _worker(work)
-    if not isinstance(chunk.documents[0], list) and (job_of(work).options.filters or worker.signs or worker.search):
+    worker, is_text = _worker(work), isinstance(chunk.documents[0], list)
+    if not is_text and (job_of(work).options.filters or worker.signs or worker.search):
         raise ConfigError(
             f"{chunk.origins[0][1]} has token ids, but --filter, --near-duplicates and --against need text",
             hint="leave these options out, or give the text",
@@ -288,15 +285,16 @@ def process_chunk(work: str, chunk: Chunk) -> ChunkResult:
     documents = [document for document in kept if document is not None]
     block, filled, unknown = worker.encoder.encode(documents)
     counts = {"empty": int((~filled).sum()), "unknown": unknown, "filtered": filtered, "matches": matches}
-    return ChunkResult(block, counts, sign(documents)[filled] if worker.signs else None)
+    texts = documents if is_text else [[]] * len(documents)
+    return ChunkResult(block, counts, sign(texts)[filled] if signed or worker.signs else None)
 
 
-Mapping = Callable[[Callable[[Chunk], ChunkResult], Iterable[Chunk]], Iterator[ChunkResult]]
+ChunkMap = Callable[[Callable[[Chunk], ChunkResult], Iterable[Chunk]], Iterator[ChunkResult]]
 """Applies a function to chunks, in order: `map`, or that of an executor."""
 
 
 def piece_results(
-    work: str, index: int, map_chunks: Mapping = map, count: Callable[[int], None] = lambda _: None
+    work: str, index: int, map_chunks: ChunkMap = map, count: Callable[[int], None] = lambda _: None
 ) -> Iterator[ChunkResult]:
     """The results of the chunks of a piece: those of parts that are done are read, the others are made and written.
 

@@ -45,9 +45,9 @@ from discern.data.dataset.remote import uploaded
 from discern.data.dataset.writing import HeldoutSplit, Placed, SplitWriter, StatisticsCounter
 from discern.data.executors import EngineName, ProcessExecutor, RayExecutor, available_cores, ordered_map
 from discern.data.job import (
+    ChunkMap,
     ChunkResult,
     Job,
-    Mapping,
     PrepareOptions,
     folders_beside,
     links_of_band,
@@ -214,7 +214,7 @@ def prepare(
         write_bytes(path, encoder.to_str().encode())
         with RayExecutor(options.workers) if engine == "ray" else ProcessExecutor(options.workers) as executor:
             # On a cluster, a task reads a piece. On this machine, this process reads, and the others tokenize.
-            map_chunks: Mapping = map
+            map_chunks: ChunkMap = map
             if engine == "local":
                 map_chunks = partial(ordered_map, executor, pending=2 * options.workers)
             else:
@@ -312,7 +312,7 @@ def _work_folder(job: Job, target: Path, progress: Progress, *, keep: bool) -> I
 
 
 def _results(
-    job: Job, work: Path, map_chunks: Mapping, progress: Progress, doing: str, total: int | None
+    job: Job, work: Path, map_chunks: ChunkMap, progress: Progress, doing: str, total: int | None
 ) -> Generator[ChunkResult]:
     """The results of all pieces in order, with a bar in bytes of the input, of which there are `total` if that is known."""
     read = shown = tokens = 0

@@ -298,7 +298,7 @@ def read_tags(path: Path, layout: Layout, *, training: bool, labeled: bool = Tru
 
 
 def text_rows(
-    table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool = True, labels: tuple[str, ...] = ()
+    table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool, labels: tuple[str, ...] = ()
 ) -> Iterator[tuple[ClassificationExample, str]]:
     """A text or a pair of texts with its label for each row, and the place of the row.
 
@@ -370,9 +370,7 @@ def _labels(row: Row, column: str, value: Any, separator: str | None) -> tuple[s
     return tuple(dict.fromkeys(name for name in names if name))
 
 
-def tagging_rows(
-    table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool = True
-) -> Iterator[tuple[TaggingExample, str]]:
+def tagging_rows(table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool) -> Iterator[tuple[TaggingExample, str]]:
     """The words of a sentence with their tags for each row, and the place of the row."""
     if table.format == "text":
         layout = layout.with_columns({"words": "text"})
@@ -393,8 +391,9 @@ def _sequence(row: Row, column: str, *, characters: bool = False) -> tuple[str, 
     """The words or tags of a cell: a list, a JSON list, a text split at white space, or the characters of a text."""
     value = value_of(row, column)
     if isinstance(value, str):
-        words = value.split()
-        parts = list_in(value) or (list("".join(words)) if characters else words)
+        parts = list_in(value)
+        if parts is None:
+            parts = list("".join(value.split())) if characters else value.split()
     elif isinstance(value, (list, tuple)):
         parts = list(value)
     else:
@@ -409,9 +408,7 @@ def _sequence(row: Row, column: str, *, characters: bool = False) -> tuple[str, 
     return entries
 
 
-def question_rows(
-    table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool = True
-) -> Iterator[tuple[QuestionExample, str]]:
+def question_rows(table: Table, layout: Layout, problems: ProblemLog, *, labeled: bool) -> Iterator[tuple[QuestionExample, str]]:
     """A question about a context with its answers for each row, and the place of the row. An empty answer: there is none.
 
     An answer is searched for at its start if that is given, then nearest to it; otherwise its first occurrence is used. Answers
@@ -540,7 +537,7 @@ def choose_column(table: Table, role: str, names: Sequence[str], taken: Collecti
     )
 
 
-def column_named(table: Table, names: Sequence[str], taken: Collection[str] = ()) -> str | None:
+def column_named(table: Table, names: Sequence[str], taken: Collection[str]) -> str | None:
     """The first of some names, in lower case, that a column has; None without one."""
     lowered = {column.lower(): column for column in table.columns if column not in taken}
     return next((lowered[name] for name in names if name in lowered), None)
