@@ -58,7 +58,6 @@ class MemorySplit(TokenSplit):
             self.shards.append(MemoryShard(tokens, starts[0], starts[1], first))
             first += len(tokens)
         self.num_tokens = first
-        self.num_documents = len(documents)
         self._tokens = np.concatenate([shard.tokens for shard in self.shards])
         self._word_starts = np.array([begins(token) for token in self._tokens.tolist()], bool)
 

@@ -86,13 +86,6 @@ def test_a_check_of_an_empty_file_is_an_error(
     assert "error: `discern prepare` would stop: the input contains no text\n  hint: give files with text" in said.err
 
 
-def test_an_unknown_language_is_refused(
-    chinese: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert call(monkeypatch, chinese, "--out", tmp_path / "data", "--language", "chinese") == 2
-    assert "did you mean 'zh' (Chinese)?" in capsys.readouterr().err
-
-
 def test_the_overlap_with_evaluation_files_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -130,7 +123,6 @@ def test_an_output_folder_is_asked_for(
         (["TEXT", "--near-duplicates", "0.2"], "expected a similarity from 0.5 to 1"),
         (["-", "--engine", "ray"], "--engine ray cannot read standard input"),
         (["TEXT", "--filter", "gopher"], "unknown filter 'gopher'"),
-        (["TEXT", "--engine", "spark"], "'ray'"),
     ],
 )
 def test_what_does_not_go_together_is_refused(

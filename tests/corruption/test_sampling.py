@@ -24,20 +24,15 @@ def test_samples_are_distributed_as_the_softmax(temperature: float, dtype: torch
 
 def test_a_large_vocabulary_loses_no_tail() -> None:
     # 30,522 candidates of equal probability: rounding in the running sum must not favor some or drop the last.
-    vocabulary, draws = 30_522, 20_000
-    uniforms = Randomness(0, 0, torch.arange(20)).uniforms("replacements", draws // 20).flatten()
+    vocabulary, uniforms = 30_522, torch.cat([torch.arange(0, 1, 1e-3), torch.tensor([1 - 2**-24])])
     sampled = torch.cat([sample_tokens(torch.zeros(len(part), vocabulary), part) for part in uniforms.split(500)])
-    assert stats.chisquare(torch.histc(sampled.double(), 25, 0, vocabulary).numpy()).pvalue > 1e-4
+    assert (sampled - uniforms.double() * vocabulary).abs().max() < 2
+    assert sampled[-1] == vocabulary - 1
 
 
 def test_by_hand() -> None:
     logits = torch.tensor([[0.5, 0.25, 0.25]]).log().expand(4, -1)
     assert sample_tokens(logits, torch.tensor([0.0, 0.4999, 0.5001, 0.99999])).tolist() == [0, 0, 1, 2]
-
-
-def test_no_gradient_flows_through_the_choice() -> None:
-    logits = torch.randn(3, 5, requires_grad=True)
-    assert not sample_tokens(logits, torch.rand(3)).requires_grad
 
 
 PROBABILITIES = torch.tensor([[0.1, 0.4, 0.0, 0.3, 0.2]])

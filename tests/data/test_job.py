@@ -82,7 +82,7 @@ def interrupt(monkeypatch: pytest.MonkeyPatch, after: int, request: dict[str, An
 
 
 def test_the_bytes_have_not_changed(text: Path) -> None:
-    """Recorded before data sets were made of parts."""
+    """Golden: they follow from the text, the settings and the vocabulary."""
     for name in ("3.txt", "bad.txt", "image.png", "more.tar"):
         (text / name).unlink()
     report = prepare(**request(text, "whole"))

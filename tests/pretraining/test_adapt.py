@@ -205,7 +205,7 @@ def test_added_tokens_begin_as_the_mean_of_their_pieces(world: Path, tmp_path: P
     # The text is that of before under the new vocabulary, with the same documents held out.
     data, source = TokenData.open(tmp_path / "out-data"), TokenData.open(world / "domain" / "domain")
     assert data.manifest.configuration.items() >= source.manifest.configuration.items()
-    assert data.split("heldout").num_documents == source.split("heldout").num_documents
+    assert data.manifest.splits["heldout"].num_documents == source.manifest.splits["heldout"].num_documents
     assert data.token_counts()[size:].min() > 100
 
 

@@ -12,11 +12,11 @@ from discern.errors import DataError
 from tests.support import SPECIAL, MemorySplit, random_documents
 
 
-def numbered(documents: int = 60, seed: int = 0) -> MemorySplit:
+def numbered() -> MemorySplit:
     """Documents whose tokens are all different, so that order and completeness can be read off."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     token = iter(range(5, 10**6))
-    texts = [[[next(token) for _ in range(rng.integers(1, 30))] for _ in range(rng.integers(1, 5))] for _ in range(documents)]
+    texts = [[[next(token) for _ in range(rng.integers(1, 30))] for _ in range(rng.integers(1, 5))] for _ in range(60)]
     return MemorySplit(texts, per_shard=17)
 
 

@@ -73,7 +73,7 @@ def test_data_sets_and_models_are_not_input(tmp_path: Path) -> None:
     for out, left_out in (("data", ("runs/one",)), ("runs", ("data",))):  # the output is not input, without a note
         corpus = Corpus([str(tmp_path / "*")], CorpusOptions(), exclude=tmp_path / out)
         assert [item.path for item in corpus.inputs] == [tmp_path / "a.txt"]
-        assert corpus.left_out == tuple(tmp_path / name for name in left_out)
+        assert str(corpus.note).endswith(": " + ", ".join(str(tmp_path / name) for name in left_out))
     assert read(tmp_path / "runs" / "one" / "logs" / "**" / "*.txt") == [["Text."]], "named by the user"
     with pytest.raises(DataError, match="is a data set, a run or a model, not text"):
         Corpus([str(tmp_path / "data")], CorpusOptions())
@@ -182,7 +182,9 @@ def test_an_endless_line_is_split_at_spaces(tmp_path: Path, monkeypatch: pytest.
 
 def test_an_endless_line_without_spaces_is_split_between_characters(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("漢字" * 500_000, encoding="utf-8")
-    assert "".join(read(tmp_path / "text")[0]) == "漢字" * 500_000
+    (document,) = read(tmp_path / "text")
+    assert "".join(document) == "漢字" * 500_000
+    assert max(map(len, document)) == documents.LONGEST_SENTENCE
 
 
 def test_an_endless_document_is_split(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,8 +38,8 @@ COMPRESS: dict[str, Callable[[bytes], bytes]] = {
 }
 
 
-def json_lines(*texts: str, field: str = "text") -> bytes:
-    return "".join(json.dumps({field: text, "n": 1}) + "\n" for text in texts).encode()
+def json_lines(*texts: str) -> bytes:
+    return "".join(json.dumps({"text": text, "n": 1}) + "\n" for text in texts).encode()
 
 
 def zip_of(members: dict[str, bytes]) -> bytes:

@@ -39,14 +39,14 @@ from tests.small.tokenizers import HARD, KINDS, small_tokenizer
 TRAINED = get_args(TokenizerKind)
 
 
-def invented_text(sentences: int = 1500) -> list[str]:
+def invented_text() -> list[str]:
     """Words of random syllables, in several alphabets, with a long tail of frequencies."""
     draw = random.Random(1)
     latin = "ba ke lo mi nu sha tri vo é ß ing er Qu su wer pon ät".split()
     alphabets = [latin, latin, latin, ["да", "не", "ко", "щи", "ло"], ["β", "λο", "ση"], ["字", "漢", "文"]]
     words = ["".join(draw.choices(draw.choice(alphabets), k=draw.randint(1, 4))) for _ in range(2000)]
     weights = [1 / (rank + 1) for rank in range(len(words))]
-    return [" ".join(draw.choices(words, weights, k=12)) + "." for _ in range(sentences)]
+    return [" ".join(draw.choices(words, weights, k=12)) + "." for _ in range(1500)]
 
 
 TEXT = invented_text()

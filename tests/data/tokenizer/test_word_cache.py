@@ -71,6 +71,7 @@ def test_a_full_cache_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = WordCache(VARIANTS[0])
     for sentence in ("a b c", "c d e", "e f g h", "a b c d e f g h"):
         assert same(VARIANTS[0], cache, [sentence] * 3)
+        assert len(cache._ids) <= max(5, len(sentence.split()))
 
 
 def test_new_pieces_are_left_to_the_library() -> None:
