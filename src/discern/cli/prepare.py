@@ -10,6 +10,8 @@ import typer
 from discern.cli.console import Console, JsonOption, command
 from discern.cli.options import refuse_together
 from discern.cli.outputs import after_prepare
+from discern.data.executors import EngineName, available_cores
+from discern.data.languages import SegmenterName
 from discern.errors import ConfigError, DataError
 from discern.wording import counted
 
@@ -118,7 +120,7 @@ def prepare(
         ),
     ] = None,
     segmenter: Annotated[
-        Literal["none", "jieba", "fugashi", "kiwipiepy", "pythainlp"] | None,
+        SegmenterName | None,
         typer.Option(
             "--segmenter",
             help="Word segmenter for whole-word masking: jieba for Chinese, fugashi for Japanese, kiwipiepy for Korean, "
@@ -177,7 +179,7 @@ def prepare(
         ),
     ] = None,
     engine: Annotated[
-        Literal["local", "ray"],
+        EngineName,
         typer.Option(
             "--engine",
             help="Where the work runs: in processes on this machine, or on a Ray cluster (the one at RAY_ADDRESS, or one started "
@@ -203,7 +205,6 @@ def prepare(
         from discern.data import prepare as preparing
         from discern.data.check import check as check_input
         from discern.data.curation.contamination import EvaluationFiles
-        from discern.data.executors import available_cores
         from discern.data.job import PrepareOptions
         from discern.data.sources.documents import CorpusOptions
         from discern.data.tokenizer.choice import TokenizerChoice

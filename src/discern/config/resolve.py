@@ -81,9 +81,9 @@ class Resolved(Generic[ConfigT]):
 
     config: ConfigT
     origins: Mapping[str, str]
-    dropped: Sequence[Dropped] = ()
-    user_set: frozenset[str] = frozenset()
-    repeated: frozenset[str] = frozenset()
+    dropped: Sequence[Dropped]
+    user_set: frozenset[str]
+    repeated: frozenset[str]
 
     @property
     def without_effect(self) -> list[str]:

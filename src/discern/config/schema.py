@@ -44,7 +44,7 @@ class Variant:
     key: str
     model: Callable[[str], type[BaseModel]]
     known: Callable[[], Sequence[str]]
-    kind: str = "variant"
+    kind: str
 
 
 def keys_of(

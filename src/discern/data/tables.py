@@ -76,7 +76,7 @@ def is_header(fields: Sequence[str]) -> bool:
     )
 
 
-def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: bool = False) -> Iterator[tuple[int, list[str]]]:
+def split_rows(lines: NumberedLines, name: str, delimiter: str, *, verbatim: bool) -> Iterator[tuple[int, list[str]]]:
     """The rows, header included, and the line in which each begins. Skips blank lines.
 
     Args:
@@ -453,7 +453,7 @@ _FEWEST_WORDS = 3  # of a text, on average
 _WORD = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]{2}|[^\s\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]+")
 
 
-def text_column(table: Table, *, required: bool = True) -> str | None:
+def text_column(table: Table, *, required: bool) -> str | None:
     """The column of running text: `text`, the only column with a usual name, or the only one with several words in a cell.
 
     Args:

@@ -125,7 +125,7 @@ def ngram_hashes(words: UInt[np.ndarray, " W"], sizes: range) -> Iterator[UInt[n
             yield total
 
 
-def read_examples(path: Path, fields: Sequence[str] = ()) -> Iterator[tuple[int, tuple[str, ...]]]:
+def read_examples(path: Path, fields: Sequence[str]) -> Iterator[tuple[int, tuple[str, ...]]]:
     """The examples of a file: lines of text, rows of a table, or objects.
 
     Args:

@@ -7,7 +7,6 @@ manifest, byte for byte.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -56,12 +55,6 @@ class SplitInfo(Section):
     num_documents: int
     num_sentences: int
     shards: tuple[ShardInfo, ...]
-
-    @classmethod
-    def of(cls, shards: Sequence[ShardInfo]) -> SplitInfo:
-        """The entry of a split with these shards."""
-        names = ("num_tokens", "num_documents", "num_sentences")
-        return cls(shards=tuple(shards), **{name: sum(getattr(shard, name) for shard in shards) for name in names})
 
 
 class TokenizerInfo(Section):

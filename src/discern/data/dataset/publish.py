@@ -19,8 +19,7 @@ from discern.data.dataset.manifest import (
     read_manifest,
 )
 from discern.errors import ConfigError
-from discern.storage.checksums import CHECKSUMS_NAME, checksum, record_checksums, recording
-from discern.storage.files import write_bytes
+from discern.storage.checksums import CHECKSUMS_NAME, checksum, recording, write_recorded
 from discern.storage.output import OutputFolder, StagedFolder, listed
 
 _SHARD = re.compile(r"(train|heldout)-\d{5,}\.(tokens|documents|sentences|words)")
@@ -80,11 +79,8 @@ def other_data_set(out: Path, what: str) -> ConfigError:
 
 def write_header(folder: Path, tokenizer: Tokenizer, manifest: Manifest) -> None:
     """Write `tokenizer.json`, `manifest.json` and their checksums to the folder of the shards."""
-    write_bytes(folder / TOKENIZER_NAME, tokenizer.to_str(pretty=True).encode())
-    text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False)
-    # A byte of a file name that is not UTF-8 becomes a JSON escape.
-    write_bytes(folder / MANIFEST_NAME, text.encode(errors="backslashreplace") + b"\n")
-    record_checksums(folder, (TOKENIZER_NAME, MANIFEST_NAME))
+    text = json.dumps(manifest.model_dump(mode="json"), indent=2, ensure_ascii=False) + "\n"
+    write_recorded(folder, {TOKENIZER_NAME: tokenizer.to_str(pretty=True), MANIFEST_NAME: text})
 
 
 def repair(folder: StagedFolder, made: Manifest) -> tuple[str, ...]:
@@ -97,13 +93,11 @@ def repair(folder: StagedFolder, made: Manifest) -> tuple[str, ...]:
         Names of the files that were damaged or missing. A manifest that only records something new is not one of them.
     """
     replaced = [
-        name for name in (*made.files, TOKENIZER_NAME, MANIFEST_NAME) if _differs(folder.path / name, folder.target / name)
+        name
+        for name in (*made.files, TOKENIZER_NAME, MANIFEST_NAME)
+        if not (folder.target / name).is_file() or checksum(folder.path / name) != checksum(folder.target / name)
     ]
     header = {name: checksum(folder.path / name) for name in replaced if name in (TOKENIZER_NAME, MANIFEST_NAME)}
     with recording(folder.target, header):
         folder.replace_files(replaced)
     return tuple(name for name in replaced if name != MANIFEST_NAME)
-
-
-def _differs(made: Path, existing: Path) -> bool:
-    return not existing.is_file() or checksum(made) != checksum(existing)

@@ -76,7 +76,8 @@ class RemoteFolder:
 
         Raises:
             ConfigError: the address contains a password, or an optional package is missing.
-            DataError: there is no data set, access is refused, or the cache cannot be written.
+            DataError: there is no data set, or access is refused.
+            OSError: the cache cannot be written.
         """
         manifest = read_whole(joined(address, MANIFEST_NAME))
         version = hashlib.sha256(shown(address).encode() + manifest).hexdigest()[:32]

@@ -121,13 +121,11 @@ class TokenSplit:
 
     Attributes:
         num_tokens: number of tokens in the split.
-        num_documents: number of documents in the split.
         shards: the shards, in order.
     """
 
     def __init__(self, files: Files, info: SplitInfo, dtype: np.dtype) -> None:
         self.num_tokens = info.num_tokens
-        self.num_documents = info.num_documents
         firsts = np.cumsum([0] + [shard.num_tokens for shard in info.shards])
         self.shards = [Shard(files, shard, dtype, int(first)) for shard, first in zip(info.shards, firsts, strict=False)]
         self._bounds: Int[np.ndarray, " bounds"] = firsts
@@ -180,6 +178,7 @@ class TokenData:
         Raises:
             ConfigError: an optional package for the address is missing.
             DataError: the folder is not a data set, has another format version, or a file is missing or of the wrong size.
+            OSError: the cache cannot be written.
         """
         if (address := remote_address(folder)) is not None:
             remote = RemoteFolder.open(address)

@@ -18,6 +18,7 @@ from discern.storage.files import sync_file
 
 QUANTILES = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0)
 _SUFFIXES = ("tokens", "documents", "sentences", "words")
+_TOTALS = ("num_tokens", "num_documents", "num_sentences")
 
 
 class StatisticsCounter:
@@ -113,8 +114,7 @@ class _Shard:
             sync_file(file)
             files[suffix] = FileInfo(size=file.tell(), sha256=checksum(Path(file.name)))
             file.close()
-        counts = {name: getattr(self, name) for name in ("num_tokens", "num_documents", "num_sentences")}
-        return ShardInfo(name=self.name, files=files, **counts)
+        return ShardInfo(name=self.name, files=files, **{name: getattr(self, name) for name in _TOTALS})
 
     def _write(self, suffix: str, array: np.ndarray) -> None:
         self._files[suffix].write(array.tobytes())
@@ -155,7 +155,8 @@ class SplitWriter(ExitStack):
     def finish(self) -> SplitInfo:
         """Close the last shard; returns the entry of the split in the manifest."""
         self._close_shard()
-        return SplitInfo.of(self._done)
+        totals = {name: sum(getattr(shard, name) for shard in self._done) for name in _TOTALS}
+        return SplitInfo(shards=tuple(self._done), **totals)
 
     def _close_shard(self) -> None:
         if self._shard is not None:

@@ -82,9 +82,11 @@ class Corpus:
         exclude: folder that is not input although it may lie in one: the output folder.
 
     Attributes:
-        left_out: folders that were skipped because they are data sets, runs or models.
+        inputs: the inputs that were found.
+        note: what the user should know about folders that were skipped; None if there are none.
 
     Raises:
+        ConfigError: an address contains a password, or an optional package is missing.
         DataError: an input does not exist or contains no file.
     """
 
@@ -92,14 +94,8 @@ class Corpus:
         self.options = options
         search = _Search(options, exclude)
         self.inputs = [found for item in inputs for found in ([item] if isinstance(item, Input) else search.inputs(item))]
-        self.left_out = tuple(search.left_out)
-
-    @property
-    def note(self) -> str | None:
-        """What the user should know about folders that were skipped; None if there are none."""
-        if not self.left_out:
-            return None
-        return f"left out, as they are data sets, runs or models: {listed(list(map(str, self.left_out)))}"
+        names = [*map(str, search.left_out)]
+        self.note = f"left out, as they are data sets, runs or models: {listed(names)}" if names else None
 
     @property
     def total_bytes(self) -> int | None:

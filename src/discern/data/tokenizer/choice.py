@@ -84,7 +84,7 @@ class TokenizerChoice:
 
 
 def train_on(
-    corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress, filters: Sequence[str] = ()
+    corpus: Corpus, choice: TokenizerChoice, seed: int, threads: int, progress: Progress, filters: Sequence[str]
 ) -> Tokenizer:
     """Train a tokenizer on a sample of the whole input, without what filters leave out.
 
