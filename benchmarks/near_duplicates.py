@@ -164,12 +164,12 @@ def unpack(archive: Path, folder: Path, files: int) -> int:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("archive", type=Path)
-    asked.add_argument("--vocabulary", type=Path)
-    asked.add_argument("--files", type=int, nargs="*", default=[8, 32])
-    asked.add_argument("--libraries", action="store_true", help="Compare the signatures of rensa, datasketch and numpy.")
-    options = asked.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("archive", type=Path)
+    parser.add_argument("--vocabulary", type=Path)
+    parser.add_argument("--files", type=int, nargs="*", default=[8, 32])
+    parser.add_argument("--libraries", action="store_true", help="Compare the signatures of rensa, datasketch and numpy.")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
         unpack(options.archive, Path(name) / "text", 10)
         for way, sign_documents in WAYS.items() if options.libraries else [("numpy", sign)]:
@@ -177,7 +177,8 @@ def main() -> None:
             planted(Path(name) / "text", sign_documents)
         if options.libraries:
             kernels(Path(name) / "text")
-            return
+    if options.libraries or options.vocabulary is None:
+        return
     print("| files | MB | documents | near-duplicates | processor seconds | removed | MiB, largest so far |")
     print("|---|---|---|---|---|---|---|")
     for files in options.files:
