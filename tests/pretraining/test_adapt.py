@@ -312,6 +312,8 @@ def test_data_that_does_not_fit(world: Path, tmp_path: Path) -> None:
     both = [world / name / name for name in ("domain", "general")]
     with pytest.raises(ConfigError, match="--add-tokens extends one data set"):
         go(world, tmp_path / "out", data=both, added=AddedTokens(number=3))
+    with pytest.raises(ConfigError, match="is mixed with one data set"):
+        go(world, tmp_path / "out", data=both, **replayed(world, 0.2))
     with pytest.raises(DataError, match="has no held-out split"):
         go(world, tmp_path / "out", data=whole)
     assert not (tmp_path / "out").exists()

@@ -202,6 +202,7 @@ def adapt(
     *,
     data: DataSets,
     out: PathLike,
+    data_temperature: float | None = None,
     replay: PathLike | None = None,
     replay_share: float | None = None,
     add_tokens: int | PathLike | None = None,
@@ -216,8 +217,9 @@ def adapt(
 
     Args:
         model: a run, an export, or a Hugging Face model.
-        data: data set of your text, made with the model's tokenizer; or several, as for `pretrain`.
+        data: data set of your text, made with the model's tokenizer; or, without `replay`, several, as for `pretrain`.
         out: folder of the new run.
+        data_temperature: as for `pretrain`.
         replay: data set of general text, to mix into the training and to measure forgetting.
         replay_share: share of the general text in the tokens to train on; 0: only evaluate on it; None: 0.2.
         add_tokens: number of words of your text to add to the vocabulary, or a file with the words, one per line.
@@ -232,6 +234,8 @@ def adapt(
     """
     listener = progress or Logged()
     added = None if add_tokens is None else AddedTokens.of(str(add_tokens))
+    if data_temperature is not None:
+        settings = {**(settings or {}), "data.mixture_temperature": data_temperature}
     adapted = adapting.adapt(
         local_model(model, listener.note),
         data=data,

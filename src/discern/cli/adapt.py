@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from discern.cli.console import JsonOption, command
-from discern.cli.options import FOREIGN, DeviceOption, NprocOption, ResumeOption, SetOption, launch_ranks
+from discern.cli.options import FOREIGN, DataTemperatureOption, DeviceOption, NprocOption, ResumeOption, SetOption, launch_ranks
 from discern.cli.outputs import after_pretrain
 from discern.training.rank_environment import rank_environment
 from discern.wording import counted
@@ -43,13 +43,14 @@ def adapt(
         typer.Option(
             "--data",
             metavar="DATA[=WEIGHT]",
-            help="Data set of your text, made by 'discern prepare TEXT --out DATA --tokenizer MODEL'. May be repeated, as for "
-            "'discern pretrain'.",
+            help="Data set of your text, made by 'discern prepare TEXT --out DATA --tokenizer MODEL'. Without --replay, it "
+            "may be repeated, as for 'discern pretrain'.",
         ),
     ],
     out: Annotated[
         Path, typer.Option("--out", metavar="OUT", help="Folder of the new run. An interrupted run in it is continued.")
     ],
+    data_temperature: DataTemperatureOption = None,
     replay: Annotated[
         Path | None,
         typer.Option(
@@ -96,11 +97,12 @@ def adapt(
         from discern.pretraining.warm_start import AddedTokens
 
         added = None if add_tokens is None else AddedTokens.of(add_tokens)
+        temperature = [] if data_temperature is None else [f"data.mixture_temperature={data_temperature}"]
         options: dict[str, Any] = {
             "data": parse_sources([*map(str, data)]),
             "out": out,
             "config": config,
-            "overrides": tuple(set_ or ()),
+            "overrides": (*temperature, *(set_ or ())),
             "replay": replay,
             "replay_share": replay_share,
             "resume": resume,

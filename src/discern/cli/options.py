@@ -48,6 +48,16 @@ PresetOption: TypeAlias = Annotated[
         "--preset", metavar="NAME", help="Preset to start from; 'discern config presets' lists them.", autocompletion=_presets
     ),
 ]
+DataTemperatureOption: TypeAlias = Annotated[
+    float | None,
+    typer.Option(
+        "--data-temperature",
+        metavar="T",
+        min=0.1,
+        help="Without weights, a data set of n tokens has the share p ~ n^(1/T). 1 is by size; larger values favor small data "
+        "sets, such as languages with little text (mT5, XLM-R: 3.3). [default: 1]",
+    ),
+]
 SetOption: TypeAlias = Annotated[
     list[str] | None,
     typer.Option(

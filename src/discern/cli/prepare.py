@@ -64,8 +64,7 @@ def prepare(
         bool,
         typer.Option(
             "--keep-accents",
-            help="With --lowercase and a WordPiece: keep accents, where they make another letter (möchte, mochte). BERT's "
-            "removes them.",
+            help="With --lowercase and a WordPiece: keep accents, which BERT removes; they distinguish words (möchte, mochte).",
         ),
     ] = False,
     documents: Annotated[
@@ -96,7 +95,7 @@ def prepare(
         typer.Option(
             "--encoding",
             metavar="NAME",
-            help="Encoding of the text, such as latin-1. Default: UTF-8; of a file that is not, it is detected.",
+            help="Encoding of the text, such as latin-1. Default: UTF-8, or detected in each file that is not.",
             show_default=False,
         ),
     ] = None,

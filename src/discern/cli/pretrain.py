@@ -11,6 +11,7 @@ from discern.cli.console import JsonOption, command
 from discern.cli.options import (
     FOREIGN,
     ConfigArgument,
+    DataTemperatureOption,
     DeviceOption,
     NprocOption,
     PresetOption,
@@ -30,20 +31,11 @@ def pretrain(
             "--data",
             metavar="DATA[=WEIGHT]",
             help="Data set made by `discern prepare`. May be repeated, to mix data sets of one tokenizer; a weight is a share of "
-            "the tokens to train on, by default that of the data set's size.",
+            "the tokens to train on. Default: by the sizes of the data sets.",
         ),
     ],
     out: Annotated[Path, typer.Option("--out", metavar="RUN", help="Folder of the run. An interrupted run in it is continued.")],
-    data_temperature: Annotated[
-        float | None,
-        typer.Option(
-            "--data-temperature",
-            metavar="T",
-            min=0.1,
-            help="Without weights, a data set of n tokens has the share p ~ n^(1/T): 1 by size, larger values favor small data "
-            "sets, such as languages with little text (mT5, XLM-R: 3.3). [default: 1]",
-        ),
-    ] = None,
+    data_temperature: DataTemperatureOption = None,
     preset: PresetOption = None,
     set_: SetOption = None,
     init_from: Annotated[

@@ -150,7 +150,13 @@ def _plan(
     if not 0 <= share < 1:
         raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint="--replay-share 0.2")
     if replay is not None:
-        data = [*([data] if isinstance(data, str | Path) else data), replay]
+        texts = [data] if isinstance(data, str | Path) else list(data)
+        if len(texts) > 1:
+            raise ConfigError(
+                "--replay is mixed with one data set, but several are given",
+                hint="give the general text as another of them, without --replay: --data A=0.5 --data B=0.3 --data GENERAL=0.2",
+            )
+        data = [*texts, replay]
         overrides = [*overrides, f"data.mixture=[[0, [{round(1 - share, 6)}, {share}]]]"]
     planned = plan(init_from=model, data=data, overrides=overrides, warn=progress.note, **options)
     for source in sources_of(planned.data).values():

@@ -145,7 +145,7 @@ def open_start(path: Path, data: TokenData, warn: Callable[[str], None]) -> Deca
     """
     run, step = run_of(path)
     record, config = read_record(run), read_written_config(run / CONFIG_FILE)
-    _check_data_set(run, record, data, f"give the text of the run, as it was then: --data {' --data '.join(record['data'])}")
+    _check_data_set(run, record, data, f"give the data of the run, as it was then: --data {' --data '.join(record['data'])}")
     contents = checkpoint.load_newest(run / CHECKPOINTS, warn) if step is None else checkpoint.load(path)
     if contents is None:
         raise CheckpointError(

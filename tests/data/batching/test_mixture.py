@@ -98,7 +98,7 @@ def test_weights_on_the_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert parse_sources(["A=0.7", "s3://b/c=3e-1"]) == {"A": 0.7, "s3://b/c": 0.3}
     assert parse_sources(plain := ["t=0.5", "a=b", "https://host/data?version=3"]) == plain
     for wrong in (["A=0.7", "B"], ["A=1", "B=0"], ["A=-1", "B=2"], ["A=1", "A=2"]):
-        with pytest.raises(ConfigError, match="expected different data sets, each with a weight above 0 or all without"):
+        with pytest.raises(ConfigError, match="expected different data sets, and a weight above 0 for all or none"):
             parse_sources(wrong)
 
 

@@ -140,7 +140,7 @@ def parse_sources(values: Sequence[str]) -> Sequence[str] | dict[str, float]:
     weights = {match[1]: float(match[2]) for match in matches if match}
     if weights and (len(weights) < len(values) or min(weights.values()) <= 0):
         raise ConfigError(
-            f"--data {' --data '.join(values)}: expected different data sets, each with a weight above 0 or all without",
+            f"--data {' --data '.join(values)}: expected different data sets, and a weight above 0 for all or none",
             hint="for example --data A=0.7 --data B=0.3, or --data A --data B to weight them by their sizes",
         )
     return weights or values

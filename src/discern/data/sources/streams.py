@@ -131,7 +131,7 @@ def check_expansion(name: str, size: int, stored: int) -> None:
     if size > FREE_BYTES + LARGEST_RATIO * stored:
         raise DataError(
             f"{name} decompresses to too much data: {size:,} bytes came out of {stored:,}, and the limit is {LARGEST_RATIO} "
-            f"times the bytes read and {FREE_BYTES >> 20} MiB",
+            f"times the bytes read plus {FREE_BYTES >> 20} MiB",
             hint="if it contains real text, decompress it first and pass the result",
         )
 

@@ -103,7 +103,9 @@ def train_on(
     def sentences() -> Iterator[str]:
         for document in corpus.read(progress, "reading a sample for the tokenizer"):
             if not isinstance(document, list):
-                raise ConfigError("the input is token ids, to which no tokenizer can be trained", hint="give their --tokenizer")
+                raise ConfigError(
+                    "the input is token ids, on which no tokenizer can be trained", hint="give its --tokenizer PATH"
+                )
             (kept,), left_out = rules.apply([document])
             filtered.update(left_out)
             yield from kept or ()
