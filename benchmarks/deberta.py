@@ -27,9 +27,9 @@ def peer_speed(preset: str, rows: int, length: int, steps: int = 5) -> float:
     from torch.nn import functional as F
     from transformers import DebertaV2Config, DebertaV2ForMaskedLM, DebertaV2Model
 
-    from discern.config.layers import usual_vocabulary
+    from discern.config.resolve import usual_vocabulary
     from discern.models.deberta.huggingface import DebertaArchitecture
-    from discern.training.pretrain_config import load_pretrain_config
+    from discern.training.config import load_pretrain_config
     from discern.types import SpecialTokens
 
     sizes, vocab = load_pretrain_config(None, preset).config.model, usual_vocabulary(preset)

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 
 from discern.data.tokenizer import TokenTexts, special_tokens
-from discern.inference.detection import DetectionModel, load_detection_model
+from discern.inference.detection import Detector, generator_logits, load_detector
 
 CONFUSIONS = """
 accept/except advice/advise affect/effect allusion/illusion are/our beside/besides board/bored brake/break buy/by
@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
     found = [sentence for path in arguments.text for sentence in sentences(path.read_text(encoding="utf-8"))]
-    model = load_detection_model(arguments.model, print)
+    model = load_detector(arguments.model, print, with_generator=True)
     written = 0
     with arguments.out.open("w", encoding="utf-8") as out:
         for record in spoiled(found, model, random.Random(arguments.seed)):
@@ -77,7 +77,7 @@ def sentences(text: str) -> Iterator[str]:
                 yield sentence
 
 
-def spoiled(found: Sequence[str], model: DetectionModel, rng: random.Random) -> Iterator[dict[str, Any]]:
+def spoiled(found: Sequence[str], model: Detector, rng: random.Random) -> Iterator[dict[str, Any]]:
     """Yield sentences in random order, each with its three wrong words."""
     counts = Counter(word.lower() for sentence in found for word in _WORD.findall(sentence))
     common = sorted(word for word, count in counts.items() if count >= FEWEST_OCCURRENCES)
@@ -135,9 +135,9 @@ def confusions() -> dict[str, list[str]]:
     return table
 
 
-def words_of_one_token(model: DetectionModel) -> dict[int, str]:
+def words_of_one_token(model: Detector) -> dict[int, str]:
     """Return the tokens that are whole words, with their ids."""
-    tokenizer = model.detector.tokenizer
+    tokenizer = model.tokenizer
     texts = TokenTexts(tokenizer)
     named = {number: texts.shown(number) for number in tokenizer.get_vocab().values()}
     return {
@@ -149,20 +149,20 @@ def words_of_one_token(model: DetectionModel) -> dict[int, str]:
 
 @torch.inference_mode()
 def from_generator(
-    sentence: str, word: re.Match[str], model: DetectionModel, whole_words: dict[int, str], rng: random.Random
+    sentence: str, word: re.Match[str], model: Detector, whole_words: dict[int, str], rng: random.Random
 ) -> str | None:
     """Return a replacement sampled from the generator; None if the word has several tokens or no sample is suitable."""
-    assert model.proposer is not None, "the model came without a generator"
-    tokenizer = model.detector.tokenizer
+    assert model.generator is not None, "the model came without a generator"
+    tokenizer = model.tokenizer
     encoding = tokenizer.encode(sentence, add_special_tokens=False)
     tokens = [n for n, (start, end) in enumerate(encoding.offsets) if start < word.end() and word.start() < end]
-    if len(tokens) != 1 or len(encoding) > model.detector.window_size:
+    if len(tokens) != 1 or len(encoding) > model.window_size:
         return None
     special = special_tokens(tokenizer)
     row = torch.tensor([[special.cls, *encoding.ids, special.sep]])
     places = torch.zeros_like(row, dtype=torch.bool)
     places[0, tokens[0] + 1] = True
-    (logits,) = model.proposer.logits(row, places)
+    logits = generator_logits(model.generator, special, row, places)
     allowed = [number for number, each in whole_words.items() if each.lower() != word.group().lower()]
     if not allowed:
         return None

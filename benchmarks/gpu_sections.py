@@ -30,23 +30,21 @@ try:
 
     from discern.data.batching.synthetic import SPECIAL, SyntheticRows
     from discern.model_files.run import build_objective
-    from discern.models import unpadding as span_attention
+    from discern.models import attention as span_attention
     from discern.models.config import build_config
     from discern.objectives import objectives
     from discern.objectives.base import BuildSettings, Objective, Vocabulary
     from discern.pretraining.bench import synthetic_context, time_training
     from discern.progress import Silent
-    from discern.training.config import OptimizerConfig, TrainConfig
+    from discern.training.config import OptimizerConfig, TrainConfig, load_pretrain_config
     from discern.training.distributed import Ranks
+    from discern.training.execution import autocast
     from discern.training.flops import fastest_product, step_flops
-    from discern.training.interrupt import StopRequest
     from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, train, update
-    from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
-    from discern.training.metrics_log import MetricsLog, read_metrics
+    from discern.training.metrics import MetricsLog, NonFiniteGuard, StepCounters, StepMeter, read_metrics
     from discern.training.optimizer import clip_gradients
-    from discern.training.precision import autocast
     from discern.training.prefetch import Feed, read_local_batch
-    from discern.training.pretrain_config import load_pretrain_config
+    from discern.training.process import StopRequest
     from discern.training.state import State, TrainContext
     from discern.types import TokenBatch, with_spans
 except ModuleNotFoundError as problem:

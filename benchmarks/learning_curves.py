@@ -33,9 +33,9 @@ from matplotlib.figure import Figure
 from discern.data.dataset.shards import TokenData
 from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
+from discern.training.config import PretrainConfig, load_pretrain_config
 from discern.training.flops import step_flops
-from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
+from discern.training.metrics import read_metrics
 
 PRESET = "cpu-small"
 WAYS = {

@@ -20,7 +20,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from discern.inference.prediction_input import blocks
 from discern.model_files.finetuned import FinetunedFolder
 from discern.progress import Silent
 from discern.tasks.base import ClassificationExample
@@ -60,7 +59,8 @@ def ours(model: Path, examples: list[ClassificationExample]) -> Callable[[], tor
 
     def run() -> torch.Tensor:
         found = []
-        for block in blocks(iter(examples), BLOCK):
+        for start in range(0, len(examples), BLOCK):
+            block = examples[start : start + BLOCK]
             features = task.encode(block, loaded.text, labeled=False)
             outputs, _ = outputs_of(loaded.objective, task.name, features)
             found += [list(each["probabilities"].values()) for each in task.predict(block, features, outputs)]

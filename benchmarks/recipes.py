@@ -43,10 +43,9 @@ import torch
 from discern.data.dataset.shards import TokenData
 from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
+from discern.training.config import load_pretrain_config, step_sizes
 from discern.training.flops import run_flops
-from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import load_pretrain_config
-from discern.training.schedule import step_sizes
+from discern.training.metrics import read_metrics
 
 JUDGES = {"pll": "nats per character", "blimp": "BLiMP"}
 # Figures of an evaluation: of the network that predicts words, and of the discriminator.

@@ -126,12 +126,12 @@ def step_of(preset: str | None, overrides: list[str], vocab_size: int | None = N
     """The step of a preset, from the meta device."""
     import torch
 
-    from discern.config.layers import usual_vocabulary
+    from discern.config.resolve import usual_vocabulary
     from discern.data.batching.synthetic import SPECIAL
     from discern.model_files.run import build_objective
     from discern.objectives.base import Vocabulary
     from discern.pretraining.bench import meta_steps
-    from discern.training.pretrain_config import load_pretrain_config
+    from discern.training.config import load_pretrain_config
 
     config = load_pretrain_config(None, preset, overrides).config
     size = vocab_size or usual_vocabulary(preset or "")

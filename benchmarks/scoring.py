@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, prepared, special_tokens, vocab_size
 from discern.inference import scorers
-from discern.inference.scoring import ScoringModel, TextScorer
+from discern.inference.scoring.scorers import ScoringModel, TextScorer
 from discern.model_files.run import build_objective
 from discern.objectives.base import Vocabulary
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 
 SIDES = {"electric": "electric", "rtd": "rtd", "pll": "mlm", "pll-word-l2r": "mlm"}
 """Each scorer, and the objective whose networks it uses."""
@@ -76,8 +76,8 @@ def scorer(name: str, objective: str, preset: str, tokenizer: Tokenizer) -> Text
     special = special_tokens(tokenizer)
     built = build_objective(config, Vocabulary(vocab_size(tokenizer), special))
     built.initialize(0)
-    method = scorers.load(name).of(ScoringModel(built.eval().networks(), special))
-    return TextScorer(name, method, tokenizer, config.model.max_positions)
+    method = scorers.load(name)(ScoringModel(built.eval().networks(), special))
+    return TextScorer(tokenizer, config.model.max_positions, name, method)
 
 
 if __name__ == "__main__":

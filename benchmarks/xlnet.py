@@ -114,7 +114,7 @@ def transformers_step(request: argparse.Namespace) -> Callable[[], float]:
     from discern.model_files.huggingface import network_to_huggingface
     from discern.model_files.run import build_objective
     from discern.objectives.base import Vocabulary
-    from discern.training.pretrain_config import load_pretrain_config
+    from discern.training.config import load_pretrain_config
 
     config = load_pretrain_config(None, request.preset, overrides(request, request.peer)).config
     vocabulary = Vocabulary(VOCABULARY, SPECIAL)

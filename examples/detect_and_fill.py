@@ -21,7 +21,7 @@ TEXTS = [
 
 def main(folder: str | Path = MODEL) -> None:
     model = discern.load(folder)
-    for found in model.detect_many(TEXTS):
+    for found in model.detect(TEXTS):
         probability, (start, end) = max(zip(found.replaced_probability, found.offsets, strict=True))
         print(f"{found.text}\n    most suspicious, with probability {probability:.2f}: {found.text[start:end]!r}")
         (mask,) = model.fill(f"{found.text[:start]}[MASK]{found.text[end:]}", top=3)

@@ -132,3 +132,8 @@ def run_python(*arguments: object, cwd: str | Path = ".") -> CompletedProcess[st
             if isinstance(ending.code, str):
                 streams[1].write(ending.code)
     return CompletedProcess(argv, code, streams[0].getvalue(), streams[1].getvalue())
+
+
+def run_discern(*arguments: object, cwd: str | Path = ".") -> CompletedProcess[str]:
+    """Run `discern ARGUMENTS` in this process."""
+    return run_python("-m", "discern", *arguments, cwd=cwd)

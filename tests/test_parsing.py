@@ -11,7 +11,7 @@ import pytest
 
 from discern.errors import ConfigError
 from discern.parsing import json_value, toml_tables
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 
 SECONDS = 20
 """On a machine that is busy with other things; what is refused here took minutes."""

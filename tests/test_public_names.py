@@ -1,5 +1,4 @@
 import os
-import pkgutil
 import subprocess
 import sys
 
@@ -39,8 +38,3 @@ def test_threads_of_torch_do_not_spin_and_importing_discern_does_not_import_it(
     ended = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True, env=usual | given)
     assert ended.stdout.split() == [counts, str(loaded)]
     assert ended.stderr.count("torch was imported before discern") == warns
-
-
-def test_no_package_has_the_name_of_a_public_function() -> None:
-    packages = {module.name for module in pkgutil.iter_modules(discern.__path__)}
-    assert not packages & set(discern.__all__), "importing the package would bind it over the function"

@@ -1,4 +1,4 @@
-"""Build the site: lay out the pages, generate the reference from the code, paste the output of tutorials, run Sphinx.
+"""Build the site: copy the pages, add the recorded output of the tutorials, run Sphinx.
 
     python -m docs._sphinx.build [--out site]
 
@@ -9,11 +9,12 @@ link works both on a code host and in the site. Warnings, dead links and dead an
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import sys
 import time
 from pathlib import Path
+
+from docs._sphinx.tutorials import with_output
 
 ROOT = Path(__file__).parents[2]
 HERE = Path(__file__).parent
@@ -45,18 +46,8 @@ def stage(target: Path) -> None:
     _write(target / "index.md", (HERE / "index.md").read_bytes())
 
 
-def generate(target: Path) -> None:
-    """Fill in the generated parts of the reference and the recorded output of the tutorials."""
-    from docs._sphinx import commands, python_api, settings, tables
-    from docs._sphinx.pages import fill
-    from docs._sphinx.tutorials import with_output
-
-    reference = target / "docs" / "reference"
-    parts = commands.parts() | settings.parts() | tables.parts() | python_api.parts()
-    for page in sorted(reference.glob("*.md")):
-        page.write_text(fill(page.read_text(encoding="utf-8"), parts, page.name), encoding="utf-8")
-    for name, text in commands.pages().items():
-        _write(reference / name, text.encode())
+def add_output(target: Path) -> None:
+    """Add the recorded output to the tutorials."""
     for page in sorted((target / "docs" / "tutorials").glob("*.md")):
         page.write_text(with_output(page.read_text(encoding="utf-8"), page.stem), encoding="utf-8")
 
@@ -85,7 +76,7 @@ def build(out: Path) -> int:
     for folder in (staged, made):
         shutil.rmtree(folder, ignore_errors=True)
     stage(staged)
-    generate(staged)
+    add_output(staged)
     options = ["-b", "html", "-q", "-W", "--keep-going", "-c", str(HERE), "-d", str(ROOT / "build" / "doctrees")]
     code = build_main([*options, "-E", str(staged), str(made)])
     if code == 0:  # a build that fails leaves the last site as it was
@@ -98,8 +89,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Build the site of the documentation.")
     parser.add_argument("--out", type=Path, default=ROOT / "site", help="folder of the site; it is replaced")
     out = parser.parse_args().out
-    # The help of the commands is laid out for a page, whatever terminal this runs in.
-    os.environ["COLUMNS"] = "100"
     began = time.perf_counter()
     code = build(out)
     if code == 0:

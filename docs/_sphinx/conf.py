@@ -9,7 +9,7 @@ author = "The discern authors"
 copyright = "The discern authors, Apache-2.0"
 release = version = discern.__version__
 
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+extensions = ["myst_parser"]
 root_doc = "index"
 source_suffix = {".md": "markdown"}
 
@@ -17,12 +17,6 @@ myst_heading_anchors = 4  # links to headings work as on a code host
 myst_enable_extensions = ["linkify"]
 myst_linkify_fuzzy_links = False
 myst_links_external_new_tab = False
-
-maximum_signature_line_length = 80
-autodoc_member_order = "bysource"
-autodoc_typehints = "signature"
-autodoc_preserve_defaults = True
-default_role = "code"  # our docstrings mark code with single backticks
 
 html_theme = "furo"
 html_title = "discern"

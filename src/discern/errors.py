@@ -62,3 +62,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     match = nearest(name, names)
     return f"did you mean '{match}'?" if match else f"known: {', '.join(names)}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`count` and `noun`, which gets an "s" unless the count is 1: "1 row", "1,024 rows"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

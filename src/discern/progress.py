@@ -39,7 +39,7 @@ class BudgetProgress:
         listener: listener that the fraction, the time and the steps are reported to.
         seconds: budget in seconds.
         used: seconds that are already used.
-        max_units: units after which the work ends even if time is left.
+        max_units: units after which the work ends even if time is left. Not shown, as the time usually ends first.
         clock: returns the current time in seconds.
     """
 
@@ -65,8 +65,7 @@ class BudgetProgress:
         self._units += amount
         used = min(self._clock() - self._began, self._seconds)
         share = max(used / self._seconds, self._units / self._max_units if self._max_units else 0.0)
-        bound = f"/{self._max_units:,.0f}" if self._max_units else ""
-        counts = {"time": f"{duration(used)}/{duration(self._seconds)}", self._unit: f"{self._units:,.0f}{bound}"}
+        counts = {"time": f"{duration(used)}/{duration(self._seconds)}", self._unit: f"{self._units:,.0f}"}
         self._listener.advance(max(share - self._shown, 0.0), **counts, **metrics)
         self._shown = max(share, self._shown)
 
@@ -84,6 +83,13 @@ def duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} days {hours % 24}:{minute:02d}"
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def duration_in_words(seconds: float) -> str:
+    """ "45 seconds", "10 minutes", "2.5 hours"."""
+    if seconds < 120:
+        return f"{seconds:,.0f} seconds"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:,.1f} hours"
 
 
 class Silent:

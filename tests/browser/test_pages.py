@@ -7,6 +7,7 @@ Needs `chromium` on PATH and the package playwright. The accessibility check nee
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ from typing import Any
 import pytest
 
 from discern.report.page import render_page
-from discern.serve.limits import Limits
 from discern.serve.model import ServedModel, load_served
+from discern.serve.watch import RunsWatcher, watch_page
+from discern.storage.checksums import write_recorded
+from tests.report.test_detection_page import judged, rendered
 from tests.report.test_page import full_page
 from tests.serve.conftest import Running, running, wait_until
 from tests.small.run import make_run
@@ -47,7 +50,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> ServedModel:
 
 @pytest.fixture(scope="module")
 def server(served: ServedModel) -> Iterator[Running]:
-    with running([served, served], Limits()) as found:
+    with running([served, served]) as found:
         yield found
 
 
@@ -129,18 +132,42 @@ def test_hostile_and_huge_texts_are_text(page: Any) -> None:
     assert page.evaluate("window.broken") is None
 
 
+def test_the_page_of_runs_follows_them_and_keeps_the_focus(browser: Any, tmp_path: Path) -> None:
+    record = {"step": 1, "tokens": 9, "seconds": 1.0, "tokens_per_second": 9.0, "loss": 2.0}
+    make_run(tmp_path / "run", metrics=[record])
+    watcher = RunsWatcher([tmp_path / "run"])
+    with browser.new_context() as context:
+        page = context.new_page()
+        page.clock.install()
+        page.route("**/*", lambda route: route.fulfill(body=watch_page(watcher), content_type="text/html"))
+        page.goto("http://127.0.0.1/")
+        page.focus("#over-tokens")
+        assert "1 of" in page.text_content(".run")
+        write_recorded(tmp_path / "run", {"metrics.jsonl": json.dumps(record | {"step": 7}) + "\n"})
+        page.clock.fast_forward(5000)
+        assert wait_until(lambda: "7 of" in page.text_content(".run"))
+        assert page.evaluate("document.activeElement.id") == "over-tokens"
+
+
+def test_an_address_with_a_token_in_it_chooses_that_token(browser: Any, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(rendered(judged(HOSTILE, [0.2, 0.9, 0.5, 0.1, 0.1])))
+    with opened(browser, f"{page.as_uri()}#t0-1") as found:
+        assert found.text_content("#panel [data-part=replaced]") == "0.900, marked"
+        assert found.text_content("#panel .bars li >> nth=0") == "</script>50.0%"
+
+
 @pytest.fixture(scope="module")
 def addresses(server: Running, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     report = tmp_path_factory.mktemp("pages") / "report.html"
     report.write_text(render_page(full_page()))
     return {
         "serve": f"http://127.0.0.1:{server.port}/",
-        "docs": f"http://127.0.0.1:{server.port}/docs",
         "report": report.as_uri(),
     }
 
 
-@pytest.mark.parametrize("name", ["serve", "docs", "report"])
+@pytest.mark.parametrize("name", ["serve", "report"])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_every_width_in_light_and_dark(browser: Any, addresses: dict[str, str], name: str, scheme: str) -> None:
     context = browser.new_context(color_scheme=scheme)

@@ -1,3 +1,5 @@
+"""Progress as a bar on a terminal and as lines elsewhere, also for a reader who goes away."""
+
 from __future__ import annotations
 
 import contextlib
@@ -7,10 +9,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from discern.cli.progress import Display
+from discern.cli import progress
+from discern.cli.progress import Display, Listener
 from discern.progress import BudgetProgress
+from discern.training.process import stop_on_signals
+from tests.small.task import Notes
 
 # A command that prints results while its bar is shown.
 PRINTING = """
@@ -32,209 +38,175 @@ class Clock:
         return self.now
 
 
-def lines_on(clock: Clock) -> tuple[Display, io.StringIO]:
-    stream = io.StringIO()
-    return Display(Console(file=stream, width=10_000), clock), stream
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
 
 
-def test_a_terminal_gets_a_bar_and_everything_else_lines():
-    for terminal in (True, False):
-        display = Display(Console(file=io.StringIO(), force_terminal=terminal))
-        display.start("reading", 10, "lines")
-        assert display.shows_bar is terminal
-        display.finish()
-        assert not display.shows_bar
+@pytest.fixture
+def stream() -> io.StringIO:
+    return io.StringIO()
 
 
-def test_lines_come_at_bounded_growing_intervals():
-    clock = Clock()
-    lines, stream = lines_on(clock)
+@pytest.fixture
+def lines(clock: Clock, stream: io.StringIO) -> Display:
+    return Display(Console(file=stream, width=10_000), clock)
+
+
+def bar(clock: Clock, stream: io.StringIO, width: int) -> Display:
+    return Display(Console(file=stream, force_terminal=True, width=width, color_system=None), clock)
+
+
+def test_lines_come_at_growing_intervals(lines: Display, clock: Clock, stream: io.StringIO) -> None:
     lines.start("pre-training", 100_000, "steps")
     for second in range(1, 36_001):
         clock.now = second
         lines.advance(1, loss="1.0")
     lines.finish()
-    told = stream.getvalue().splitlines()
-    assert told[0] == "pre-training: 100,000 steps"
-    assert told[1] == "pre-training: 10/100,000 steps  0%  27:46:30 left  loss 1.0"
-    assert 50 < len(told) < 250
-    assert told[-1] == "pre-training: 36,000/100,000 steps in 10:00:00  loss 1.0"
+    shown = stream.getvalue().splitlines()
+    assert shown[:2] == ["pre-training: 100,000 steps", "pre-training: 10/100,000 steps  27:46:30 left  loss 1.0"]
+    assert 50 < len(shown) < 250
+    assert shown[-1] == "pre-training: 36,000/100,000 steps  in 10:00:00  loss 1.0"
 
 
-def test_the_time_left_does_not_count_what_an_earlier_run_had_done():
-    clock = Clock()
-    lines, stream = lines_on(clock)
+def test_the_remaining_time_does_not_count_earlier_work(lines: Display, clock: Clock, stream: io.StringIO) -> None:
     lines.start("pre-training", 1000, "steps")
     lines.advance(900)
     clock.now = 10
     lines.advance(10)
-    assert stream.getvalue().splitlines()[-1] == "pre-training: 910/1,000 steps  91%  1:30 left"
+    assert stream.getvalue().splitlines()[-1] == "pre-training: 910/1,000 steps  1:30 left"
 
 
-def test_short_stages_end_silently_and_notes_stay():
-    clock = Clock()
-    lines, stream = lines_on(clock)
+def test_short_stages_end_silently_and_a_new_one_ends_the_last(lines: Display, clock: Clock, stream: io.StringIO) -> None:
     lines.start("reading", None, "bytes")
     clock.now = 1.5
-    lines.advance(5_000_000)
     lines.note("x" * 200 + " [bold]")
+    lines.start("writing", 10_000_000, "bytes")
+    lines.advance(2_500_000, documents="12")
+    clock.now = 5
+    lines.start("training the tokenizer", None, "")
+    clock.now = 12
     lines.finish()
     lines.advance(1)
-    assert stream.getvalue() == "reading\n" + "x" * 200 + " [bold]\n"
-
-
-def test_bytes_are_readable_and_a_new_stage_ends_the_one_before():
-    clock = Clock()
-    lines, stream = lines_on(clock)
-    lines.start("reading", 10_000_000, "bytes")
-    lines.advance(2_500_000, documents="12")
-    clock.now = 3
-    lines.start("writing", None, "shards")
     assert stream.getvalue().splitlines() == [
-        "reading: 10.0 MB",
-        "reading: 2.5 MB of 10.0 MB in 0:03  documents 12",
-        "writing",
+        "reading",
+        "x" * 200 + " [bold]",
+        "writing: 10.0 MB",
+        "writing: 2.5 MB of 10.0 MB  in 0:04  documents 12",
+        "training the tokenizer",
+        "training the tokenizer: in 0:07",
     ]
 
 
-def test_a_bar_shows_amount_figures_and_notes_without_folding():
-    stream = io.StringIO()
-    bar = Display(Console(file=stream, force_terminal=True, width=100, color_system=None))
-    bar.start("pre-training", 40, "steps")
-    bar.advance(40, loss="8.5", learning_rate="1e-3")
-    bar.note("step 40: saved [bold]")
-    bar.start("reading", None, "bytes")
-    bar.advance(1_000_000)
-    bar.finish()
-    bar.finish()
+@pytest.mark.parametrize(
+    ("seconds", "used", "units", "shown"),
+    [
+        (3600, 600.0, None, "33%  40:00 left  time 20:00/1:00:00  steps 300"),
+        (36_000, 0.0, 2000, "15%  1:53:20 left  time 10:00/10:00:00  steps 300"),
+    ],
+)
+def test_a_time_budget(
+    lines: Display, clock: Clock, stream: io.StringIO, seconds: float, used: float, units: float | None, shown: str
+) -> None:
+    budget = BudgetProgress(lines, seconds, used=used, max_units=units, clock=clock)
+    budget.start("pre-training", units, "steps")
+    budget.advance(150)
+    clock.now = 600
+    budget.advance(150)
+    assert stream.getvalue().replace("40:01", "40:00").splitlines() == ["pre-training", f"pre-training: {shown}"]
+
+
+def test_a_bar_shows_amounts_metrics_and_notes(clock: Clock, stream: io.StringIO) -> None:
+    display = bar(clock, stream, 100)
+    display.start("pre-training", 40, "steps")
+    display.advance(40, loss="8.5", learning_rate="1e-3")
+    display.note("step 40: saved [bold] " + "word " * 30)
+    display.start("reading", None, "bytes")
+    display.advance(1_000_000)
+    display.finish()
     shown = stream.getvalue()
-    assert "40/40 steps" in shown
-    assert "loss 8.5  learning rate 1e-3" in shown
-    assert "step 40: saved [bold]" in shown
-    assert "1.0 MB" in shown
+    assert all(part in shown for part in ("40/40 steps", "loss 8.5  learning rate 1e-3", "step 40: saved [bold]", "1.0 MB"))
+    assert max(line.count("word") for line in shown.splitlines()) < 20, "notes break between words"
 
 
-def test_a_narrow_terminal_cuts_the_last_figures():
-    stream = io.StringIO()
-    clock = Clock()
-    bar = Display(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
-    bar.start("pre-training", 200, "steps")
-    bar.advance(200, loss="6.010", tokens_per_second="12.3k", learning_rate="1e-4")
+def test_a_narrow_terminal_cuts_the_last_metrics(clock: Clock, stream: io.StringIO) -> None:
+    display = bar(clock, stream, 60)
+    display.start("pre-training", 200, "steps")
+    display.advance(200, loss="6.010", tokens_per_second="12.3k", learning_rate="1e-4")
     clock.now = 3
-    bar.finish()
+    display.finish()
     last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
-    assert "pre-training" in last
-    assert "200/200 steps" in last
-    assert "loss 6.010" in last
-    assert "learning" not in last
-    assert last.endswith("…")
+    assert all(part in last for part in ("pre-training", "200/200 steps", "loss 6.010", "…"))
+    assert "1e-4" not in last
 
 
-def test_a_note_on_a_terminal_breaks_between_words():
-    stream = io.StringIO()
-    bar = Display(Console(file=stream, force_terminal=True, width=40, color_system=None))
-    bar.note("step 145: held out loss 14.8669, generator_loss 3.9528, generator_accuracy 0.0359")
-    lines = stream.getvalue().splitlines()
-    assert len(lines) > 1
-    assert "generator_accuracy" in " ".join(lines).split()
-    assert max(map(len, lines)) <= 40
-
-
-def test_a_brief_stage_leaves_no_trace():
-    clock, stream = Clock(), io.StringIO()
-    bar = Display(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
+def test_a_brief_stage_leaves_no_bar(clock: Clock, stream: io.StringIO) -> None:
+    display = bar(clock, stream, 60)
     for seconds in (3, 1):
-        bar.start("reading", 40, "lines")
+        display.start("reading", 40, "lines")
         clock.now += seconds
-        bar.finish()
+        display.finish()
         erased = stream.getvalue().rsplit("reading", 1)[1].endswith("\x1b[1A\x1b[2K")
         assert erased == (seconds == 1)
 
 
-def test_what_is_printed_on_the_terminal_of_the_bar_stands_above_it():
+def test_results_on_the_terminal_of_the_bar_are_printed_above_it() -> None:
     leader, follower = os.openpty()
     environment = os.environ | {"TERM": "xterm", "COLUMNS": "60", "NO_COLOR": "1"}
-    subprocess.run(
-        [sys.executable, "-c", PRINTING],
-        stdin=follower,
-        stdout=follower,
-        stderr=follower,
-        env=environment,
-        check=True,
-        timeout=60,
-    )
+    streams = dict.fromkeys(("stdin", "stdout", "stderr"), follower)
+    subprocess.run([sys.executable, "-c", PRINTING], **streams, env=environment, check=True, timeout=60)
     os.close(follower)
-    found = b""
-    with contextlib.suppress(OSError):  # the end of what was written
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of the output
         while read := os.read(leader, 65536):
-            found += read
+            shown += read
     os.close(leader)
     for printed in (b"a result", b"a\tline"):
-        assert found.split(printed)[0].endswith(b"\r\x1b[2K"), found  # the line of the bar was erased
-        assert found.split(printed)[1].startswith(b"\r\n")
+        assert shown.split(printed)[0].endswith(b"\r\x1b[2K"), shown  # the line of the bar was erased
+        assert shown.split(printed)[1].startswith(b"\r\n")
 
 
-def test_results_stay_on_stdout_where_colors_are_forced(tmp_path: Path):
+def test_redirected_results_stay_on_stdout_even_with_forced_colors(tmp_path: Path) -> None:
     with (tmp_path / "out").open("wb") as out, (tmp_path / "err").open("wb") as err:
         environment = os.environ | {"FORCE_COLOR": "1"}
         subprocess.run([sys.executable, "-c", PRINTING], stdout=out, stderr=err, env=environment, check=True, timeout=60)
     assert (tmp_path / "out").read_text(encoding="utf-8") == "a result\na\tline\n"
 
 
-def test_a_long_description_is_cut_and_the_amount_is_not():
-    stream = io.StringIO()
-    clock = Clock()
-    bar = Display(Console(file=stream, force_terminal=True, width=60, color_system=None), clock)
-    bar.start("reading a sample for the tokenizer of the data set", 10_000_000, "bytes")
-    bar.advance(10_000_000, tokens="12,345")
-    clock.now = 3
-    bar.finish()
-    last = stream.getvalue().replace("\r", "\n").split("\n")[-2]
-    assert "reading a" in last
-    assert "… " in last
-    assert "10.0 MB of 10.0 MB" in last
+class Breaks(Notes):
+    """A stream that takes one line."""
+
+    def __init__(self, error: type[OSError]) -> None:
+        super().__init__()
+        self.error = error
+
+    def note(self, message: str) -> None:
+        if self.lines:
+            raise self.error
+        super().note(message)
 
 
-def test_a_time_budget_shows_elapsed_and_total_time():
-    clock = Clock()
-    lines, stream = lines_on(clock)
-    budget = BudgetProgress(lines, 3600, used=600, clock=clock)
-    budget.start("pre-training", None, "steps")
-    budget.advance(150)
-    clock.now = 600
-    budget.advance(150, loss="5.1")
-    budget.finish()
-    told = stream.getvalue().splitlines()
-    assert told[0] == "pre-training"
-    assert told[1].replace("40:01", "40:00") == "pre-training: 33%  40:00 left  time 20:00/1:00:00  steps 300  loss 5.1"
+@pytest.mark.parametrize(("error", "received"), [(BrokenPipeError, 13), (OSError, None)])
+def test_training_saves_and_stops_only_when_nobody_reads_its_progress(
+    error: type[OSError], received: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "drop_unread", lambda: True)  # leaves the streams of the tests as they are
+    inner = Breaks(error)
+    with stop_on_signals() as request:
+        listener = Listener(inner)
+        listener.note("one")
+        assert not request.requested
+        listener.note("two")
+        listener.advance(1.0, loss="1")
+        listener.finish()
+        assert request.signal == received
+    assert inner.lines == ["one"]
 
 
-def test_steps_that_end_before_the_time_count():
-    clock = Clock()
-    lines, stream = lines_on(clock)
-    budget = BudgetProgress(lines, 36_000, max_units=1000, clock=clock)
-    budget.start("pre-training", 1000, "steps")
-    budget.advance(250)
-    clock.now = 60
-    budget.advance(250)
-    assert stream.getvalue().splitlines()[1] == "pre-training: 50%  2:00 left  time 1:00/10:00:00  steps 500/1,000"
-
-
-def test_a_bar_shows_a_time_budget():
-    stream = io.StringIO()
-    bar = Display(Console(file=stream, force_terminal=True, width=80, color_system=None))
-    budget = BudgetProgress(bar, 3600, used=1800)
-    budget.start("pre-training", None, "steps")
-    budget.advance(20, loss="5.1")
-    budget.finish()
-    assert "50%" in stream.getvalue()
-    assert "time 30:00/1:00:00" in stream.getvalue()
-
-
-def test_what_counts_nothing_shows_no_count():
-    clock = Clock()
-    lines, stream = lines_on(clock)
-    lines.start("training the tokenizer", None, "")
-    clock.now = 7
-    lines.finish()
-    assert stream.getvalue().splitlines()[-1] == "training the tokenizer: in 0:07"
+def test_other_work_ends_when_nobody_reads_its_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "drop_unread", lambda: True)
+    listener = Listener(Breaks(BrokenPipeError))
+    listener.note("one")
+    with pytest.raises(SystemExit) as caught:
+        listener.note("two")
+    assert caught.value.code == 141

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.config.layers import preset_names, preset_path, preset_summary
+from discern.config.resolve import preset_names, preset_path, preset_summary
 from discern.config.schema import diff, flatten, to_toml
 from discern.errors import ConfigError
 from discern.finetuning.settings import given_settings, load_finetune_config
@@ -16,8 +16,7 @@ from discern.models.config import ModelConfig
 from discern.objectives.rtd import RTDConfig
 from discern.storage.checksums import write_recorded
 from discern.tasks import tasks
-from discern.training.pretrain_config import PretrainConfig, differences, load_pretrain_config, read_written_config
-from discern.training.schedule import learning_rate
+from discern.training.config import PretrainConfig, differences, learning_rate, load_pretrain_config, read_written_config
 
 SOURCES = ["Clark et al. 2020", "google-research/electra", "He et al. 2021", "Warner et al. 2024", "Yang et al. 2019"]
 
@@ -187,7 +186,7 @@ def test_no_setting_takes_a_table(table: str, tmp_path: Path) -> None:
 
 
 def test_the_machinery_imports_no_torch() -> None:
-    program = "import sys, discern.config.layers, discern.config.resolve\n"
+    program = "import sys, discern.config.resolve, discern.config.resolve\n"
     program += "print([name for name in ('torch', 'numpy', 'tokenizers') if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -10,8 +10,7 @@ from typing import Literal, Self
 import pytest
 from pydantic import BaseModel, Field, SerializeAsAny, model_validator
 
-from discern.config.layers import Origin, Setting, collect, parse_overrides
-from discern.config.resolve import InvalidConfigError, Resolution, Resolved, resolve
+from discern.config.resolve import InvalidConfigError, Origin, Resolution, Resolved, Setting, collect, parse_overrides, resolve
 from discern.config.schema import ABSENT, Section, Variant, diff, expectation, flatten, to_toml, toml_value
 from discern.errors import ConfigError, did_you_mean
 

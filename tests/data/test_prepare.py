@@ -249,7 +249,7 @@ def test_a_folder_that_cannot_be_made(text: Path, monkeypatch: pytest.MonkeyPatc
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     wanted = request(text)
-    monkeypatch.setattr("discern.storage.output.create_held", refuse)
+    monkeypatch.setattr("discern.storage.files.create_held", refuse)
     with pytest.raises(DataError, match=r"cannot write .*data: Read-only file system"):
         prepare(**wanted, progress=Silent())
     assert names(text.parent) == ["text", "vocab.txt"]
@@ -282,7 +282,7 @@ def test_the_command(text: Path) -> None:
 
 
 def test_torch_is_not_loaded_for_it() -> None:
-    for module, absent in (("discern.cli.prepare", "numpy"), ("discern.data.prepare", "torch")):
+    for module, absent in (("discern.cli.main", "numpy"), ("discern.data.prepare", "torch")):
         program = f"import sys, {module}; sys.exit('{absent}' in sys.modules)"
         assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 

@@ -12,7 +12,7 @@ from benchmarks import kills
 from discern.errors import ConfigError
 from discern.training import checkpoint
 from discern.training.heartbeat import LEAVES_THE_REPORT
-from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, heartbeat_timeout
+from discern.training.process import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, heartbeat_timeout
 from tests.processes import Program, ranks
 
 START = """

@@ -12,7 +12,7 @@ import pytest
 
 from discern.errors import ConfigError
 from discern.finetuning.evaluate import evaluate_finetuned
-from discern.inference.predict import predict
+from discern.inference.prediction import predict
 from discern.model_files.export import export
 from discern.progress import Silent
 from discern.tasks import tasks

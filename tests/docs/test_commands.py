@@ -68,7 +68,7 @@ NOT_RUN = {
 }
 QUICK = ("prepare", "prepare-at-scale")
 SLOW = (
-    *("README", "README.zh", "start", "faq", "troubleshooting"),
+    *("README", "README.zh", "start", "faq"),
     *("laptop", "domain", "chinese", "two-objectives", "one-gpu-day", "eight-gpus", "cluster", "continue-deberta"),
     *(
         "adapt",

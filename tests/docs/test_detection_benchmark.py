@@ -2,40 +2,24 @@
 
 from __future__ import annotations
 
-import importlib.util
 import random
-import sys
-from collections.abc import Iterator
-from pathlib import Path
-from types import ModuleType
 
 import pytest
+from benchmarks import detection as script
 
-from discern.inference.detection import load_detection_model
+from discern.inference.detection import load_detector
+from tests.docs.pages import ROOT
 
-ROOT = Path(__file__).parents[2]
 SENTENCE = "The people of the town went to their houses before the river rose again."
 
 
-@pytest.fixture(scope="module")
-def script() -> Iterator[ModuleType]:
-    spec = importlib.util.spec_from_file_location("detection_benchmark", ROOT / "benchmarks" / "detection.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules[spec.name]
-
-
-def test_sentences_are_found(script: ModuleType) -> None:
+def test_sentences_are_found() -> None:
     text = f"<doc id=1>\nA title\n\n{SENTENCE} Too short. {SENTENCE}\n</doc>\n"
     assert list(script.sentences(text)) == [SENTENCE, SENTENCE]
 
 
-def test_each_sentence_gets_one_wrong_word_of_each_kind(script: ModuleType) -> None:
-    model = load_detection_model(ROOT / "examples" / "models" / "modern-cpu", pytest.fail)
+def test_each_sentence_gets_one_wrong_word_of_each_kind() -> None:
+    model = load_detector(ROOT / "examples" / "models" / "modern-cpu", pytest.fail, with_generator=True)
     found = list(script.spoiled([SENTENCE] * 6, model, random.Random(3)))
     assert found, "a sentence with 'their' and 'to' can be spoiled"
     for record in found:
@@ -52,7 +36,7 @@ def test_each_sentence_gets_one_wrong_word_of_each_kind(script: ModuleType) -> N
     assert found == list(script.spoiled([SENTENCE] * 6, model, random.Random(3))), "the seed decides everything"
 
 
-def test_confusions_go_both_ways(script: ModuleType) -> None:
+def test_confusions_go_both_ways() -> None:
     table = script.confusions()
     assert "effect" in table["affect"]
     assert "affect" in table["effect"]

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from docs._sphinx.commands import verbs
+from docs._sphinx.reference import verbs
 
 from tests.docs.world import STEPS, Server, shell
 

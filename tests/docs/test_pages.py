@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 import typer
-from docs._sphinx.commands import verbs
+from docs._sphinx.reference import sections, verbs
 
 from discern.cli.main import application
-from discern.compare.settings import CompareConfig
-from discern.config.layers import preset_names
-from discern.data.config import DataConfig
-from discern.finetuning.settings import FilesConfig, FinetuneSection
-from discern.models import encoders
-from discern.models.config import config_class
-from discern.objectives import objectives
-from discern.registry import Registry
-from discern.tasks import families
-from discern.training.config import OptimizerConfig, TrainConfig
+from discern.config.resolve import preset_names
 from tests.docs.pages import PAGES, ROOT, anchors, commands, links
 
 
@@ -66,31 +57,16 @@ def _parse(arguments: list[str]) -> None:
         assert option != "--preset" or value in preset_names(), value
 
 
-@cache
-def _settings() -> dict[str, set[str]]:
-    """The names of the settings of each section, over all encoders, objectives and tasks."""
-    kinds: dict[str, list[Any]] = {
-        "data": [DataConfig],
-        "model": [config_class(name) for name in encoders.names()],
-        "objective": [_config(objectives, name) for name in objectives.names()],
-        "optimizer": [OptimizerConfig],
-        "train": [TrainConfig],
-        "finetune": [FinetuneSection, CompareConfig],
-        "files": [FilesConfig],
-        "task": [_config(families, name) for name in families.names()],
-    }
-    return {section: {name for kind in each for name in kind.model_fields} for section, each in kinds.items()}
-
-
-def _config(registry: Registry[Any], name: str) -> Any:
-    return registry.load(name).Config
-
-
 def _check_setting(value: str) -> None:
     key, equals, _ = value.partition("=")
     section, _, name = key.partition(".")
     assert equals, value
-    assert section == "tasks" or name in _settings()[section], f"no setting '{key}'"
+    # A comparison has fine-tuning settings of its own.
+    parts = [section, *(["compare"] if section == "finetune" else [])]
+    names = {
+        name for part in parts if part != "tasks" for kind in sections()[part].variants.values() for name in kind.model_fields
+    }
+    assert section == "tasks" or name in names, f"no setting '{key}'"
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "records" not in page.parts], ids=_name)

@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import math
-from pathlib import Path
-from types import ModuleType
 
 import pytest
 import torch
+from benchmarks import peers
 
-ROOT = Path(__file__).parents[2]
 SIZES = {"num_layers": 1, "hidden_size": 32, "embedding_size": 32, "num_heads": 4, "feedforward_size": 32}
 VOCABULARY = 60
 
 
-@pytest.fixture(scope="module")
-def peers() -> ModuleType:
-    pytest.importorskip("transformers")
-    spec = importlib.util.spec_from_file_location("peers", ROOT / "benchmarks" / "peers.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize(("name", "untrained"), [("electra", math.log(60) + 50 * math.log(2)), ("modernbert", math.log(60))])
-def test_a_peer_begins_at_chance_and_learns(peers: ModuleType, name: str, untrained: float) -> None:
+def test_a_peer_begins_at_chance_and_learns(name: str, untrained: float) -> None:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         step = peers.PEERS[name](SIZES, VOCABULARY, 16, torch.device("cpu"), compiled=False)
@@ -37,7 +23,7 @@ def test_a_peer_begins_at_chance_and_learns(peers: ModuleType, name: str, untrai
     assert sum(losses[-5:]) / 5 < 0.9 * losses[0]
 
 
-def test_a_peer_is_timed(peers: ModuleType) -> None:
+def test_a_peer_is_timed() -> None:
     ids = peers.random_ids(2, 8, VOCABULARY, torch.device("cpu"))
     assert ids.min() >= peers.FIRST
     found = peers.time_step(lambda given: given.sum(), ids, 0.0)

@@ -22,10 +22,3 @@ def test_the_blocks_run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "write [MASK]" in capsys.readouterr().out
     assert names["vectors"].shape == (2, names["model"].hidden_size)
     assert names["scores"][0] != names["scores"][1]
-
-
-def test_links_lead_somewhere() -> None:
-    for name in ("python", "rerank"):
-        page = ROOT / "docs" / "howto" / f"{name}.md"
-        for target in re.findall(r"\]\(([^)#:]+)\)", page.read_text(encoding="utf-8")):
-            assert (page.parent / target).exists(), target

@@ -2,34 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from typing import Any
-
 import pytest
-
-from tests.docs.pages import ROOT
-
-
-@pytest.fixture(scope="module")
-def scaling() -> Any:
-    spec = importlib.util.spec_from_file_location("scaling", ROOT / "benchmarks" / "scaling.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["scaling"] = module
-    spec.loader.exec_module(module)
-    return module
+from benchmarks import scaling
 
 
-def test_bytes_sent(scaling: Any) -> None:
+def test_bytes_sent() -> None:
     step = scaling.Step(blocks=800, others=160, vectors=40, flops=1.0, positions=1, rows=1)
     assert scaling.traffic(step, "ddp", 2, 3).sent == 1000, "each of two sends half of the weights twice"
     assert scaling.traffic(step, "fsdp", 2, 1).sent == (2 * 800 + 160 + 960) / 2 + 40
     assert scaling.traffic(step, "fsdp", 2, 3).sent == (3 * (2 * 800 + 160) + 960) / 2 + 40
 
 
-def test_where_it_stops_being_worth_it(scaling: Any) -> None:
+def test_where_it_stops_being_worth_it() -> None:
     # 1 GB of weights, on Ethernet: 2 x (N - 1)/N GB over 12.5 GB/s at 80 %, so about 0.2 s, however many machines.
     step = scaling.Step(blocks=0, others=10**9, vectors=0, flops=scaling.PEAK * scaling.UTILIZATION * 16, positions=1, rows=4096)
     computed, communicated = scaling.seconds(step, "ddp", 64, "Ethernet")

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import inspect
 import re
 from importlib.metadata import version
 from pathlib import Path
 
-from discern.cli.export import export
+from tests.support import run_discern
 
 PAGE = Path(__file__).parents[2] / "docs" / "howto" / "serve-elsewhere.md"
 
@@ -23,13 +22,9 @@ def test_the_versions_that_were_tried_are_those_of_the_tests() -> None:
 
 def test_options_and_links_exist() -> None:
     text = PAGE.read_text(encoding="utf-8")
-    known = {str(flag) for each in inspect.get_annotations(export, eval_str=True).values() for flag in _flags(each)}
-    named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", text))
-    assert named <= known | {"--out"}, named - known
+    named, known = (
+        set(re.findall(r"(?<![\w-])--[a-z][a-z0-9-]+", each)) for each in (text, run_discern("export", "--help").stdout)
+    )
+    assert named <= known, named - known
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text):
         assert (PAGE.parent / target).exists(), target
-
-
-def _flags(annotation: object) -> list[str]:
-    """The names of an option; typer takes the first as the default of an option that has no other."""
-    return [name for each in getattr(annotation, "__metadata__", ()) for name in (each.default, *(each.param_decls or ()))]

@@ -18,7 +18,7 @@ import typer
 from torch.distributed.run import get_args_parser
 
 from discern.cli.main import application
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 
 CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
 SCRIPTS = sorted([*CLUSTER.rglob("*.sh"), *CLUSTER.rglob("*.sbatch")])

@@ -31,8 +31,9 @@ def test_small_and_whole(model: Path) -> None:
     assert sum(files.values()) < LARGEST.get(model.name, 12e6)
     card, opened = (model / "README.md").read_text(encoding="utf-8"), open_model(model, warn=pytest.fail)
     assert "\nlicense:\n" not in card, "the license is to be filled in"
-    assert f"\nlanguage: {opened.language}\n" in card, "what is fine-tuned from it says the same"
-    assert f"| License of the text | {opened.text_license} |" in card
+    assert opened.provenance == {"languages": ["en"], "licenses": ["CC BY-SA 3.0"]}, "what is fine-tuned from it says the same"
+    assert "\nlanguage: en\n" in card
+    assert "| License of the text | CC BY-SA 3.0 |" in card
 
 
 def test_it_can_be_measured_and_judges(model: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from discern.cli.main import main
 from discern.errors import ConfigError, DataError
 from discern.finetuning.evaluate import evaluate_finetuned
-from discern.inference.predict import predict
+from discern.inference.prediction import predict
 from discern.progress import Silent
 from discern.tasks.base import Labels
 from tests.small.finetuned import MULTI, NUMBER, SINGLE, SPANS, TAGS, Made, make_finetuned
@@ -143,6 +143,4 @@ def test_the_verb(folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert capsys.readouterr().out.startswith("own: accuracy ")
     assert {path: path.stat().st_mtime_ns for path in folders.rglob("*")} == before
     assert call(folders / "single", "--data", data, "--batch-size", 4) == 2
-    assert "--batch-size are for runs" in capsys.readouterr().err
-    assert call(tmp_path, "--seed", 1) == 2
-    assert "are for fine-tuned models" in capsys.readouterr().err
+    assert "--batch-size cannot be combined with a fine-tuned model" in capsys.readouterr().err

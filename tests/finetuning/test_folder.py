@@ -14,7 +14,7 @@ import torch
 from discern.errors import DataError
 from discern.finetuning.results import keep_precision, prepare_folder
 from discern.progress import Silent
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder
 from discern.training.distributed import Ranks
 from tests.small.run import make_run
 from tests.small.task import ROWS, Finetuning, Notes, finetune, prepare_finetuning, run, small_request, with_settings, write_csv
@@ -159,8 +159,8 @@ def test_one_rank_prepares_the_folder_and_the_others_follow_it(request_: Finetun
 
 def test_all_seeds_have_the_precision_that_was_measured_first(request_: Finetuning, monkeypatch: pytest.MonkeyPatch) -> None:
     milliseconds = {"float32": 1.0, "bfloat16": 0.5}
-    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(milliseconds))
+    monkeypatch.setattr("discern.training.execution.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("discern.training.execution.measured", lambda *_: dict(milliseconds))
     plan = prepare_finetuning(with_settings(request_, "train.precision=auto"), Silent())
     for _ in range(2):
         with OutputFolder(plan.out) as folder:

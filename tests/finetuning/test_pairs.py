@@ -12,11 +12,11 @@ import pytest
 import torch
 
 import discern
-from discern.api.arguments import requested_tasks
 from discern.errors import ConfigError
 from discern.finetuning.evaluate import evaluate_finetuned, labeled_examples
 from discern.finetuning.results import check_ranks_agree
-from discern.inference.predict import predict
+from discern.finetuning.settings import requested_tasks
+from discern.inference.prediction import predict
 from discern.model_files.export import Exported, export
 from discern.model_files.serving import Serving
 from discern.progress import Silent

@@ -9,11 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from discern.compare.settings import FinetuneSpec
+from discern.compare.plan import FinetuneSpec
 from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError
-from discern.finetuning.data import HELD_OUT
-from discern.finetuning.plan import FinetunePlan, own_task
+from discern.finetuning.plan import HELD_OUT, FinetunePlan, own_task
 from discern.finetuning.settings import FinetuneConfig, Recipe, given_settings, load_finetune_config
 from discern.model_files.finetuned import FinetunedFolder
 from discern.model_files.folder import LoadedEncoder, choose_encoder

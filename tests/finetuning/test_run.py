@@ -22,7 +22,7 @@ from discern.progress import Silent
 from discern.tasks.classification import Classification
 from discern.tasks.tags import spans_of
 from discern.training import loop
-from discern.training.metrics_log import read_metrics
+from discern.training.metrics import read_metrics
 from tests.small.task import FAST, ROWS, Finetuning, run, with_settings, write_csv
 from tests.tasks.data_folder import write
 

@@ -23,12 +23,11 @@ from discern.data.batching.rows import scheduled_rows
 from discern.data.config import DataConfig
 from discern.objectives import objectives
 from discern.progress import Silent
-from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training.config import OptimizerConfig, TrainConfig, step_sizes
 from discern.training.distributed import Ranks
-from discern.training.interrupt import StopRequest
 from discern.training.loop import train
-from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.schedule import step_sizes
+from discern.training.metrics import MetricsLog, read_metrics
+from discern.training.process import StopRequest
 from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 

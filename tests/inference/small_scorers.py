@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from discern.data.tokenizer import special_tokens, vocab_size
 from discern.inference import scorers
-from discern.inference.scoring import ScoringModel, TextScorer
+from discern.inference.scoring.scorers import ScoringModel, TextScorer
 from discern.models.config import build_config
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
@@ -43,9 +43,7 @@ def make_objective(name: str, encoder: str = "bert", **config: Any) -> Objective
 def make_scorer(objective: Objective, name: str, max_length: int = 64, **known: Any) -> TextScorer:
     """A scorer of an objective's networks."""
     model = ScoringModel(objective.networks(), SPECIAL, **known, is_permuted=name == "permutation-lm")
-    method = scorers.load(name)
-    assert method.lacks(model) is None
-    return TextScorer(TOKENIZER, max_length, name, method.of(model))
+    return TextScorer(TOKENIZER, max_length, name, scorers.load(name)(model))
 
 
 def ids_of(text: str, tokenizer: Tokenizer = TOKENIZER) -> list[int]:

@@ -1,35 +1,39 @@
-"""`discern detect`: the discriminator's probabilities, for runs and exports, short texts and long ones."""
+"""Which tokens look replaced: the discriminator's probabilities for runs and exports, words, files, and the page."""
 
 from __future__ import annotations
 
-import io
 import itertools
 import json
 import re
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from rich.console import Console
 
-from discern.cli import detect as cli_detect
-from discern.cli.detect import detect as detect_command
-from discern.data.tokenizer import load_tokenizer
-from discern.errors import CheckpointError, ConfigError
-from discern.inference.detection import Detection, detect, detect_each, detect_replaced, load_detection_model, load_detector
-from discern.inference.texts import InputText
+from discern.data.tokenizer import TokenTexts, load_tokenizer
+from discern.errors import ConfigError
+from discern.inference import detection as module, windows
+from discern.inference.detection import Detection, Detector, detect, detect_each, detect_texts, load_detector, propose
+from discern.inference.texts import InputText, numbered, read_texts
 from discern.model_files.export import export
+from discern.models.base import Network
+from discern.models.config import build_config
+from discern.models.electra.encoder import BertEncoder
+from discern.models.heads import MaskedLMHead, ReplacedTokenHead
+from discern.models.layers import Embeddings
+from discern.models.two_tower.encoder import two_tower_generator
 from discern.objectives.base import Objective
 from discern.progress import Silent
+from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run
-from tests.small.tokenizers import HARD
+from tests.small.tokenizers import small_tokenizer
 
 LONG = "The chef cooked the meal and the naïve guests ate purple elephants. " * 9
 ROOM = 30
+SHIPPED = Path(__file__).parents[2] / "examples" / "models" / "modern-cpu"
+TEXT = "<script> was released in the United States."
 
 
 @pytest.fixture(scope="module")
@@ -63,22 +67,7 @@ def test_probabilities_are_those_of_the_network(made: tuple[Path, Objective], mo
     text = "The chef ate Café, naïve!"
     (seen,) = found(made[0] / model, text)
     assert seen.replaced_probability == pytest.approx(alone(made, ids_of(made, text)), abs=1e-6)
-    assert "[CLS]" not in seen.tokens
     assert [text[start:end] for start, end in seen.offsets][-1] == "!"
-    assert len(seen.tokens) == len(seen.offsets) == len(seen.replaced_probability)
-
-
-def test_transformers_gives_the_same_probabilities(made: tuple[Path, Objective]) -> None:
-    from transformers import AutoTokenizer, ElectraForPreTraining
-
-    text = HARD[0][:40]
-    folder = made[0] / "discriminator"
-    inputs = AutoTokenizer.from_pretrained(folder)(text, return_tensors="pt")
-    with torch.no_grad():
-        theirs = torch.sigmoid(ElectraForPreTraining.from_pretrained(folder).eval()(**inputs).logits[0, 1:-1])
-    (seen,) = found(made[0] / "run", text)
-    assert seen.tokens == inputs.tokens()[1:-1]
-    assert seen.replaced_probability == pytest.approx(theirs.tolist(), abs=1e-5)
 
 
 @pytest.mark.parametrize("tying", ["embeddings", "gradient-disentangled"])
@@ -88,65 +77,74 @@ def test_an_export_with_a_bilinear_head_judges_as_the_run_does(tying: str, all_n
     export(tmp_path / "run", out=tmp_path / "out", all_networks=all_networks, progress=Silent(), warn=pytest.fail)
     text = "The chef ate Café, naïve!"
     (by_run,), (by_export,) = found(tmp_path / "run", text), found(tmp_path / "out", text)
-    assert by_export.tokens == by_run.tokens
     assert by_export.replaced_probability == pytest.approx(by_run.replaced_probability, abs=1e-6)
 
 
-def test_batches_change_nothing(made: tuple[Path, Objective]) -> None:
-    texts = ["the", "", "The chef cooked the meal.", "hello chef", " ", "the chef ate"]
-    together = found(made[0] / "run", *texts)
-    assert [seen.text for seen in together] == texts
-    for text, seen in zip(texts, together, strict=True):
-        (single,) = found(made[0] / "run", text)
-        assert seen.replaced_probability == pytest.approx(single.replaced_probability, abs=1e-6)
-
-
 @pytest.mark.parametrize("tokens", [1, 40, 10_000])
-def test_the_size_of_batches_changes_nothing(made: tuple[Path, Objective], tokens: int) -> None:
-    detector = load_detector(made[0] / "run", pytest.fail)
-    texts = ["x", "The chef cooked the meal.", "", LONG, "purple elephants ate"]
-    encodings = detector.tokenizer.encode_batch(texts, add_special_tokens=False)
-    usual, other = (detect_replaced(detector, texts, encodings, lambda _: None, *size) for size in ((), (tokens,)))
-    for one, two in zip(usual, other, strict=True):
+def test_batches_change_nothing(made: tuple[Path, Objective], tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["x", "The chef cooked the meal.", "", " ", LONG, "purple elephants ate"]
+    usual = [found(made[0] / "run", text, warn=lambda _: None)[0] for text in texts]
+    monkeypatch.setattr(windows, "TOKENS_PER_BATCH", tokens)
+    for one, two in zip(usual, found(made[0] / "run", *texts, warn=lambda _: None), strict=True):
+        assert (one.text, one.tokens, one.offsets) == (two.text, two.tokens, two.offsets)
         assert one.replaced_probability == pytest.approx(two.replaced_probability, abs=1e-6)
 
 
-def test_an_empty_text_has_no_tokens(made: tuple[Path, Objective]) -> None:
-    (seen,) = found(made[0] / "run", "")
-    assert (seen.tokens, seen.offsets, seen.replaced_probability) == ([], [], [])
-    assert found(made[0] / "run") == []
-
-
-def test_a_long_text_is_judged_in_windows_and_says_so(made: tuple[Path, Objective]) -> None:
-    said: list[str] = []
-    (seen,) = found(made[0] / "run", LONG, warn=said.append)
+def test_a_long_text_is_judged_in_windows(made: tuple[Path, Objective]) -> None:
+    (seen,) = found(made[0] / "run", LONG, warn=lambda _: None)
     ids = ids_of(made, LONG)
-    assert said[0].startswith(f"text 1: {len(ids)} tokens, and the model was trained on {ROOM} at a time: read in overlapping")
     assert len(seen.replaced_probability) == len(ids) > 3 * ROOM
     # Computed by hand: the windows start at 0, 15, 30, ...; token 20 has 9 tokens to its right in the first, 5 to its left in
     # the second, so the first counts; token 25 has 4 in the first and 10 in the second.
     first, second = alone(made, ids[:ROOM]), alone(made, ids[15 : 15 + ROOM])
     assert seen.replaced_probability[20] == pytest.approx(first[20], abs=1e-6)
     assert seen.replaced_probability[25] == pytest.approx(second[10], abs=1e-6)
-    last = alone(made, ids[-ROOM:])
-    assert seen.replaced_probability[-1] == pytest.approx(last[-1], abs=1e-6)
+    assert seen.replaced_probability[-1] == pytest.approx(alone(made, ids[-ROOM:])[-1], abs=1e-6)
 
 
-def test_a_generator_is_refused(made: tuple[Path, Objective]) -> None:
-    with pytest.raises(ConfigError, match="has no discriminator") as caught:
-        found(made[0] / "generator", "x")
-    assert "--network discriminator" in str(caught.value.hint)
+def test_the_first_long_text_is_named(made: tuple[Path, Objective]) -> None:
+    said: list[str] = []
+    found(made[0] / "run", "a", LONG, "", LONG, warn=said.append)
+    assert re.fullmatch(rf"text 2: \d+ tokens, and the model was trained on {ROOM} at a time: read in .* most context", said[0])
+    assert len(said) == 1, "the first stands for all"
 
 
-def test_a_masked_language_model_is_refused(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", overrides=["objective.name=mlm"])
-    with pytest.raises(ConfigError, match="has no discriminator: its encoder fills masks") as caught:
-        found(tmp_path / "run", "x")
-    assert "'rtd'" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    ("text", "offsets", "probabilities", "expected"),
+    [
+        ("The elephants ate.", [(0, 3), (4, 7), (7, 13), (14, 17), (17, 18)], [0.1, 0.2, 0.9, 0.4, 0.05], [0.1, 0.9, 0.4, 0.05]),
+        # A token with the blank before it, one over two words, and one without characters.
+        ("ab cd e", [(0, 2), (2, 4), (4, 7), (7, 7)], [0.1, 0.2, 0.6, 0.99], [0.1, 0.6, 0.6]),
+        ("a \u200b b", [(0, 1), (4, 5)], [0.7, 0.8], [0.7, 0.0, 0.8]),  # the tokenizer drops a word
+    ],
+)
+def test_a_word_has_the_highest_probability_of_its_tokens(
+    text: str, offsets: list[tuple[int, int]], probabilities: list[float], expected: list[float]
+) -> None:
+    detection = Detection(text, ["?"] * len(offsets), offsets, probabilities)
+    assert [word.probability for word in detection.words] == expected
+
+
+@pytest.mark.parametrize(
+    ("model", "overrides", "said", "hint"),
+    [
+        ("generator", None, "has no discriminator", "--network discriminator"),
+        ("mlm", ["objective.name=mlm"], "has no discriminator of .*; it only has the encoder that predicts words", "'rtd'"),
+    ],
+)
+def test_a_model_without_a_discriminator_is_refused(
+    made: tuple[Path, Objective], tmp_path: Path, model: str, overrides: list[str] | None, said: str, hint: str
+) -> None:
+    folder = tmp_path if overrides else made[0]
+    if overrides:
+        make_run(folder / model, overrides=overrides)
+    with pytest.raises(ConfigError, match=said) as caught:
+        found(folder / model, "x")
+    assert hint in str(caught.value.hint)
 
 
 def test_a_stream_is_read_as_it_is_judged(made: tuple[Path, Objective]) -> None:
-    """However long it is, no more than some hundreds of texts are held: the first come out before the last are read."""
+    """However long it is, the first texts come out before the last are read."""
     read = 0
 
     def endless() -> Iterator[InputText]:
@@ -158,176 +156,125 @@ def test_a_stream_is_read_as_it_is_judged(made: tuple[Path, Objective]) -> None:
     seen = list(itertools.islice(judged, 700))
     assert [text.number for text, _ in seen] == list(range(1, 701))
     assert read <= 1024
-    (single,) = found(made[0] / "run", "guests ate")
-    assert seen[650][1].replaced_probability == pytest.approx(single.replaced_probability, abs=1e-6)
 
 
-def test_long_texts_of_a_stream_are_named_and_counted(made: tuple[Path, Objective]) -> None:
-    said: list[str] = []
-    texts = [InputText(f"file:{number}", number, text) for number, text in enumerate(["a", LONG, "", LONG], 1)]
-    judged = list(detect_each(load_detector(made[0] / "run", pytest.fail), texts, Silent(), said.append))
-    assert [len(text.text) > 0 for text, _ in judged] == [True, True, False, True]
-    assert re.fullmatch(rf"file:2: \d+ tokens, and the model was trained on {ROOM} at a time: read in .* most context", said[0])
-    assert said[1:] == ["2 of 4 texts were read in several windows"]
+# Files and the page
 
 
-def test_the_generator_is_found_in_runs_and_whole_exports(made: tuple[Path, Objective], tmp_path: Path) -> None:
-    export(made[0] / "run", out=tmp_path / "all", all_networks=True, progress=Silent(), warn=pytest.fail)
-    for folder, has_one in ((made[0] / "run", True), (tmp_path / "all", True), (made[0] / "discriminator", False)):
-        model = load_detection_model(folder, pytest.fail)
-        assert (model.proposer is not None) == has_one
+def written(
+    model: Path, texts: Sequence[str] | Path, warn: Callable[[str], None] = pytest.fail, **options: Any
+) -> tuple[dict[str, Any], list[Detection]]:
+    shown: list[Detection] = []
+    inputs = read_texts(texts) if isinstance(texts, Path) else numbered(texts)
+    done = detect_texts(model, inputs, lambda detection, _: shown.append(detection), Silent(), warn, **options)
+    return done, shown
 
 
-def test_a_generator_of_another_vocabulary_is_refused(made: tuple[Path, Objective], tmp_path: Path) -> None:
-    make_run(tmp_path / "other", tokenizer="bpe")
-    export(tmp_path / "other", out=tmp_path / "stranger", network="generator", progress=Silent(), warn=pytest.fail)
-    export(made[0] / "run", out=tmp_path / "mixed", all_networks=True, progress=Silent(), warn=pytest.fail)
-    shutil.copytree(tmp_path / "stranger", tmp_path / "mixed" / "generator", dirs_exist_ok=True)
-    with pytest.raises(CheckpointError, match="don't belong together"):
-        load_detection_model(tmp_path / "mixed", pytest.fail)
-
-
-def shown(capsys: pytest.CaptureFixture[str]) -> Any:
-    return json.loads(capsys.readouterr().out)
-
-
-def test_json_of_one_text(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
-    detect_command(made[0] / "run", text=["The chef"], json_output=True)
-    printed = shown(capsys)
-    assert printed.keys() == {"tokens", "offsets", "replaced_probability", "marked", "threshold"}
-    assert printed["threshold"] == 0.5
-    assert printed["marked"] == [probability >= 0.5 for probability in printed["replaced_probability"]]
-    assert "".join(token.removeprefix("##") for token in printed["tokens"]) == "thechef"
-    assert printed["offsets"][0][0] == 0
-
-
-def test_json_of_several_texts(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
-    detect_command(made[0] / "run", text=["The chef", "guests"], json_output=True)
-    assert [len(text["tokens"]) > 0 for text in shown(capsys)["texts"]] == [True, True]
-
-
-def test_json_of_a_file(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "lines.txt").write_bytes("\ufeffThe chef\r\n\nnaïve\u2028guests".encode())
-    detect_command(made[0] / "run", input=tmp_path / "lines.txt", json_output=True)
-    texts = shown(capsys)["texts"]
-    assert len(texts) == 3, "lines end at newlines only"
-    assert [texts[1][name] for name in ("tokens", "offsets", "replaced_probability", "marked")] == [[], [], [], []]
-    assert texts[0]["offsets"][0][0] == 0
-
-
-@pytest.mark.parametrize("file", [None, Path("-")])
-def test_json_of_the_standard_input(
-    file: Path | None, made: tuple[Path, Objective], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"one\ntwo\n")))
-    detect_command(made[0] / "run", input=file, json_output=True)
-    assert len(shown(capsys)["texts"]) == 2
-
-
-def test_json_lines_are_written_to_a_file(
-    made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"body": "The chef"}\n\n{"body": "guests naïve"}\n')
+def test_json_lines_are_written_to_a_file(made: tuple[Path, Objective], tmp_path: Path) -> None:
     out = tmp_path / "found.jsonl"
-    detect_command(made[0] / "run", tmp_path / "texts.jsonl", text_field="body", threshold=0.0, out=out, json_output=True)
+    done, shown = written(made[0] / "run", ["The chef", "", "guests naïve"], threshold=0.0, out=out)
     lines = [json.loads(line) for line in out.read_text().splitlines()]
     assert [line["line"] for line in lines] == [1, 2, 3], "an empty line keeps its place"
     assert [line["text"] for line in lines] == ["The chef", "", "guests naïve"]
+    assert lines[0].keys() == {"line", "text", "tokens", "offsets", "replaced_probability", "marked", "threshold"}
     assert all(all(line["marked"]) for line in lines)
-    tokens = sum(len(line["tokens"]) for line in lines)
-    assert shown(capsys) == {"texts": 3, "tokens": tokens, "marked": tokens, "threshold": 0.0, "out": str(out)}
-
-
-def test_a_line_that_is_no_json_leaves_nothing_behind(
-    made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "texts.jsonl").write_text('{"text": "The chef"}\n{"text": \n')
-    with pytest.raises(SystemExit):
-        detect_command(made[0] / "run", tmp_path / "texts.jsonl", out=tmp_path / "found.jsonl")
-    assert "texts.jsonl:2: not JSON" in capsys.readouterr().err
-    assert not (tmp_path / "found.jsonl").exists()
-
-
-def test_no_line_is_no_text(made: tuple[Path, Objective], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "empty.txt").touch()
-    detect_command(made[0] / "run", input=tmp_path / "empty.txt", json_output=True)
-    printed = capsys.readouterr()
-    assert json.loads(printed.out) == {"texts": [], "threshold": 0.5}
-    assert "nothing to check" in printed.err
+    tokens = sum(len(detection.tokens) for detection in shown)
+    assert done == {"texts": 3, "tokens": tokens, "marked": tokens, "threshold": 0.0, "threshold_origin": "given"}
 
 
 @pytest.mark.parametrize(
-    ("options", "code", "said"),
+    ("options", "said"),
     [
-        ({"text": ["x"], "input": Path("y")}, 2, "--text and INPUT are both given"),
-        ({"input": Path("x"), "evaluate": Path("y")}, 2, "--evaluate and INPUT are both given"),
-        ({"text": ["x"], "precision": 0.8}, 2, "--precision is for --calibrate"),
-        ({"text": ["x"], "text_field": "body"}, 2, "--text-field is for JSON lines"),
-        ({"calibrate": Path("data"), "threshold": 0.8}, 2, "--threshold cannot be combined with --calibrate"),
-        ({"calibrate": Path("data"), "text_field": "body"}, 2, "--text-field cannot be combined with --calibrate"),
-        ({"evaluate": Path("latin.txt"), "html": Path("x.html")}, 2, "--html cannot be combined with --evaluate"),
-        ({"text": ["x"], "html": Path(".")}, 2, ". is a folder"),
-        ({"text": ["x"], "out": Path(".")}, 2, ". is a folder"),
-        ({"input": Path("fine.txt"), "out": Path("fine.txt")}, 2, "fine.txt is the input"),
-        ({"input": Path("fine.txt"), "html": Path("fine.txt")}, 2, "fine.txt is the input"),
-        ({"text": ["x"], "out": Path("a"), "html": Path("a")}, 2, "--out and --html both name a"),
-        ({"input": Path("nowhere.txt")}, 1, "nowhere.txt cannot be read"),
-        ({"input": Path("latin.txt")}, 1, "latin.txt:2: not UTF-8"),
+        ({"page": "."}, "is a folder"),
+        ({"out": "fine.txt"}, "fine.txt is the input"),
     ],
 )
-def test_wrong_input_is_explained(
-    options: dict[str, Any],
-    code: int,
-    said: str,
-    made: tuple[Path, Objective],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    (tmp_path / "latin.txt").write_bytes(b"fine\ncaf\xe9\n")
+def test_outputs_are_checked(options: dict[str, str], said: str, made: tuple[Path, Objective], tmp_path: Path) -> None:
     (tmp_path / "fine.txt").write_text("fine\n")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit) as left:
-        detect_command(made[0] / "run", **options)
-    assert left.value.code == code
-    assert said in capsys.readouterr().err
+    paths = {name: tmp_path / value for name, value in options.items()}
+    with pytest.raises(ConfigError, match=said):
+        written(made[0] / "run", tmp_path / "fine.txt", source=tmp_path / "fine.txt", **paths)
 
 
-def test_plain_output_is_a_table(made: tuple[Path, Objective], capsys: pytest.CaptureFixture[str]) -> None:
-    detect_command(made[0] / "run", text=["The chef"], threshold=0.0)
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["replaced", "token", "characters"]
-    probability, mark, token, _ = lines[1].split()
-    assert 0 <= float(probability) <= 1
-    assert (mark, token) == ("*", "The")
-    assert "tokens look replaced (threshold 0)" in lines[-1]
+def test_the_page_of_a_text(tmp_path: Path) -> None:
+    for name in ("page.html", "again.html"):
+        written(SHIPPED, [TEXT, ""], page=tmp_path / name, threshold=0.3)
+    assert (tmp_path / "page.html").read_bytes() == (tmp_path / "again.html").read_bytes()
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "&lt;</span>" in page
+    assert page.count("(empty line)") == 1
+    places, none = json.loads(re.findall(r'id="data">(.*?)</script>', page, flags=re.S)[0])
+    tokens = load_tokenizer(SHIPPED).encode(TEXT, add_special_tokens=False).tokens
+    assert (len(places), none) == (len(tokens), [])
+    for _, best in places:
+        assert [value for _, value in best] == sorted((value for _, value in best), reverse=True)
+        assert len(best) == 5
+    assert places[tokens.index("states")][1][0][0] == "states", "easy enough for a small generator"
 
 
-DETECTION = Detection("a [b] c", ["a", "[", "b", "]", "c"], [(0, 1), (2, 3), (3, 4), (4, 5), (6, 7)], [0.0, 0.25, 0.9, 1.0, 0.5])
+def test_a_discriminator_alone_has_a_page_without_proposals(made: tuple[Path, Objective], tmp_path: Path) -> None:
+    written(made[0] / "discriminator", ["The chef ate."], page=tmp_path / "page.html")
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "not part of the model" in page
+    assert 'id="data">[null]</script>' in page
 
 
-def test_colors_show_the_text_itself() -> None:
-    """Brackets are text, not markup; every token has the color of its probability, and the marked ones are underlined."""
-    stream = io.StringIO()
-    Console(file=stream, force_terminal=True, color_system="truecolor").print(cli_detect.colored_text(DETECTION, 0.9))
-    assert "\x1b[4;30;48;2;255;85;70m]" in stream.getvalue()
-    assert "\x1b[30;48;2;110;225;110ma" in stream.getvalue()
-    assert "\x1b[30;48;2;250;220;40mc" in stream.getvalue()
-    assert cli_detect.colored_text(DETECTION, 0.5).plain == "a [b] c"
+@pytest.mark.parametrize("room", [1, 5])
+def test_what_has_no_room_is_left_out_and_said(tmp_path: Path, room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "MAX_TOKENS", room)
+    said: list[str] = []
+    texts = ["The town.", "The river.", "The sea.", ""]
+    written(SHIPPED, texts, said.append, page=tmp_path / "page.html", out=tmp_path / "found.jsonl")
+    assert said == ["the page shows the first 1 texts; 3 more do not fit on it"], "the first always has room"
+    assert "3 more do not fit" in (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert len((tmp_path / "found.jsonl").read_text().splitlines()) == 4
 
 
-def test_the_most_suspicious_are_named() -> None:
-    assert cli_detect.verdict(DETECTION, 0.5).plain == "3 of 5 tokens look replaced (threshold 0.5): ']' 1.00, 'b' 0.90, 'c' 0.50"
-    pieces = Detection("it ate", ["it", "a", "##te"], [(0, 2), (3, 4), (4, 6)], [0.6, 0.7, 0.8])
-    assert cli_detect.verdict(pieces, 0.5).plain == "3 of 3 tokens look replaced (threshold 0.5): 'ate' 0.80, 'it' 0.60"
-    calm = Detection("a", ["a"], [(0, 1)], [0.2])
-    assert cli_detect.verdict(calm, 0.5).plain == "no token reaches 0.5; the highest: 'a' 0.20"
+# The generator's likeliest tokens for each place, against one plain call of the network
+
+TOKENIZER = small_tokenizer("wordpiece, lower-cased")
+V = TOKENIZER.get_vocab_size()
+SIZES = build_config(
+    num_layers=1, hidden_size=8, embedding_size=8, num_heads=2, feedforward_size=16, max_positions=16, hidden_dropout=0
+)
 
 
-def test_the_legend_runs_from_0_to_1() -> None:
-    assert cli_detect.legend().plain.split() == [
-        *"probability of being replaced:".split(),
-        *(f"{step / 5:g}" for step in range(6)),
-        "underlined:",
-        "marked",
-    ]
+def network(kind: str) -> Network:
+    embeddings = Embeddings(V, 8, SIZES)
+    if kind == "two-tower":
+        made = two_tower_generator(embeddings, SIZES)
+    else:
+        head = MaskedLMHead(SIZES, embeddings.word) if kind == "masked" else ReplacedTokenHead(SIZES)
+        made = Network(BertEncoder(embeddings, SIZES), head)
+    make_noisy(torch.nn.ModuleList([made.encoder, made.head]))
+    made.encoder.eval(), made.head.eval()
+    return made
+
+
+def small_detector(kind: str) -> Detector:
+    return Detector(TOKENIZER, 16, network("discriminator"), network(kind))
+
+
+def by_hand(kind: str, ids: list[int], place: int) -> torch.Tensor:
+    """Probabilities at one place, told from all the others."""
+    special = small_detector(kind).special
+    row = torch.tensor([[special.cls, *ids, special.sep]])
+    if kind == "masked":
+        row[0, place + 1] = special.mask
+    with torch.no_grad():
+        return network(kind).token_logits(row)[0, place + 1].softmax(-1)
+
+
+@pytest.mark.parametrize("kind", ["masked", "two-tower"])
+@pytest.mark.parametrize("tokens", [1, 20, 4096])
+def test_each_place_is_told_from_all_the_others(kind: str, tokens: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(windows, "TOKENS_PER_BATCH", tokens)
+    ids = [7, 9, 9, 11, 20]
+    found, none = propose(small_detector(kind), network(kind), [ids, []], 5, lambda _: None)
+    assert (len(found), none) == (len(ids), [])
+    for place, said in enumerate(found):
+        expected = by_hand(kind, ids, place)
+        assert said.own == pytest.approx(float(expected[ids[place]]), abs=1e-6)
+        ranked = [number for number in expected.argsort(descending=True).tolist() if number > 4][:5]
+        assert [text for text, _ in said.best] == [TokenTexts(TOKENIZER).shown(number) for number in ranked]
+        assert [value for _, value in said.best] == pytest.approx(expected[ranked].tolist(), abs=1e-6)

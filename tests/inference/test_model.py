@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,11 +12,11 @@ import torch
 
 import discern
 from discern.data.tokenizer import load_tokenizer
-from discern.inference import model as library
+from discern.inference import windows
 from discern.inference.detection import detect
-from discern.inference.fill import fill
-from discern.inference.predict import list_of_texts, refuse_other_than_list
-from discern.inference.scoring import load_scorer
+from discern.inference.filling import fill
+from discern.inference.prediction import checked_list
+from discern.inference.scoring.scorers import load_scorer
 from discern.model_files.export import export
 from discern.objectives.base import Objective
 from discern.progress import Silent
@@ -82,42 +81,36 @@ def test_shapes_and_types(model: discern.Model) -> None:
     assert [len(states) for states in model.encode(TEXTS, pooling="none")] == [len(ids_of(model, text)) for text in TEXTS]
     assert not model.encode([""]).any(), "no token, no mean"
     assert model.encode([""], pooling="first").any()
-    assert model.max_length == ROOM + 2
-    assert "device='cpu'" in repr(model)
 
 
 def test_an_empty_list_gives_empty_results(run: discern.Model) -> None:
-    assert run.encode([]).shape == run.encode([], pooling="first").shape == (0, run.hidden_size)
-    assert run.encode([], pooling="none") == run.detect_many([]) == run.score_tokens([]) == []
-    assert run.score([]).shape == (0,)
+    assert run.encode([]).shape == (0, run.hidden_size)
+    assert run.encode([], pooling="none") == run.detect([]) == run.score_tokens([]) == []
 
 
 def test_order_and_company_change_nothing(run: discern.Model, monkeypatch: pytest.MonkeyPatch) -> None:
     together, scores = run.encode(TEXTS), run.score(TEXTS)
-    alone = np.concatenate([run.encode([text]) for text in TEXTS])
-    np.testing.assert_allclose(together, alone, atol=1e-6)
-    for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 37):
-        shuffled = [TEXTS[number] for number in order]
-        np.testing.assert_allclose(run.encode(shuffled), together[list(order)], atol=1e-6)
-        np.testing.assert_allclose(run.score(shuffled), scores[list(order)], atol=1e-5)
-        assert [found.text for found in run.detect_many(shuffled)] == shuffled
-    monkeypatch.setattr(library, "_BLOCK", 2)
+    np.testing.assert_allclose(together, [run.encode(text) for text in TEXTS], atol=1e-6)
+    np.testing.assert_allclose(run.encode(TEXTS[::-1]), together[::-1], atol=1e-6)
+    np.testing.assert_allclose(run.score(TEXTS[::-1]), scores[::-1], atol=1e-5)
+    assert [found.text for found in run.detect(TEXTS[::-1])] == TEXTS[::-1]
+    monkeypatch.setattr(windows, "_TEXTS", 2)
     np.testing.assert_allclose(run.encode(TEXTS), together, atol=1e-6)
 
 
 def test_a_long_text_is_read_in_windows_and_says_so(made: tuple[Path, Objective], run: discern.Model) -> None:
-    ids = ids_of(run, LONG)
-    with pytest.warns(UserWarning, match=f"1 of 2 texts are longer than the {ROOM} tokens.*overlapping windows"):
+    said = rf"text 1: \d+ tokens, .* trained on {ROOM} at a time: read in overlapping"
+    with pytest.warns(UserWarning, match=said):
         long, short = run.encode([LONG, "x"], pooling="none")
+    ids = ids_of(run, LONG)
     assert (len(long), len(short)) == (len(ids), len(ids_of(run, "x")))
-    # As in detection: windows begin at 0, 15, ...; token 20 counts in the first, token 25 in the second.
-    first, second = states_of(made, ids[:ROOM]), states_of(made, ids[15 : 15 + ROOM])
+    first = states_of(made, ids[:ROOM])
     np.testing.assert_allclose(long[20], first[21], atol=1e-5)
-    np.testing.assert_allclose(long[25], second[11], atol=1e-5)
     with pytest.warns(UserWarning, match="the rest is not read"):
-        np.testing.assert_allclose(run.encode([LONG], pooling="first")[0], first[0], atol=1e-5)
-    with pytest.warns(UserWarning, match="read in overlapping windows"):
-        run.detect(LONG)
+        np.testing.assert_allclose(run.encode(LONG, pooling="first"), first[0], atol=1e-5)
+    for ask in (run.detect, run.score):
+        with pytest.warns(UserWarning, match=said):
+            ask([LONG])
 
 
 def test_detection_scores_and_fillings_are_those_of_the_commands(made: tuple[Path, Objective], run: discern.Model) -> None:
@@ -130,15 +123,6 @@ def test_detection_scores_and_fillings_are_those_of_the_commands(made: tuple[Pat
         assert run.score(TEXTS, name).tolist() == [score.total for score in scorer.score(TEXTS)]
 
 
-def test_an_export_of_all_networks_does_what_the_run_does(made: tuple[Path, Objective], run: discern.Model) -> None:
-    whole = discern.load(made[0] / "whole", device="cpu")
-    np.testing.assert_allclose(whole.encode(TEXTS), run.encode(TEXTS), atol=1e-6)
-    np.testing.assert_allclose(whole.score(TEXTS), run.score(TEXTS), atol=1e-5)
-    by_run, by_export = (model.fill("[MASK] ate.")[0] for model in (run, whole))
-    assert [each.token for each in by_run] == [each.token for each in by_export]
-    assert whole.detect(TEXTS[0]).replaced_probability == pytest.approx(run.detect(TEXTS[0]).replaced_probability, abs=1e-6)
-
-
 def test_what_the_folder_lacks_is_said_when_it_is_asked_for(made: tuple[Path, Objective], tmp_path: Path) -> None:
     model = discern.load(made[0] / "discriminator")
     assert model.encode(["x"]).shape[0] == 1
@@ -149,50 +133,36 @@ def test_what_the_folder_lacks_is_said_when_it_is_asked_for(made: tuple[Path, Ob
         discern.load(tmp_path / "mlm").detect("x")
 
 
-def test_a_bert_of_transformers_encodes(tmp_path: Path, made: tuple[Path, Objective]) -> None:
-    from transformers import BertConfig, BertModel
-
-    tokenizer = load_tokenizer(made[0] / "run" / "tokenizer.json")
-    sizes: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
-    theirs = BertModel(BertConfig(vocab_size=tokenizer.get_vocab_size(), **sizes), add_pooling_layer=False).eval()
-    theirs.save_pretrained(tmp_path)
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    with torch.no_grad():
-        states = theirs(torch.tensor([tokenizer.encode(TEXTS[0]).ids])).last_hidden_state[0].numpy()
-    np.testing.assert_allclose(discern.load(tmp_path).encode(TEXTS[:1], pooling="first")[0], states[0], atol=1e-5)
-
-
-@pytest.mark.parametrize("table", [{"text": ["hello"]}, SimpleNamespace(columns=["text"])], ids=["mapping", "like a data frame"])
-def test_a_table_is_not_taken_for_a_list_of_its_columns(table: Any) -> None:
-    with pytest.raises(discern.ConfigError, match=f"found a {type(table).__name__}") as caught:
-        refuse_other_than_list(table)
-    assert "data['text']" in str(caught.value.hint)
+@pytest.mark.parametrize(
+    ("texts", "said", "hint"),
+    [
+        ({"text": ["hello"]}, "found a dict", "data['text']"),
+        (SimpleNamespace(columns=["text"]), "found a SimpleNamespace", "data['text']"),  # like a data frame
+        ("hello", "found a single text", "[text]"),
+    ],
+)
+def test_what_is_no_list_of_texts_is_refused(texts: Any, said: str, hint: str) -> None:
+    with pytest.raises(discern.ConfigError, match=said) as caught:
+        checked_list(texts)
+    assert hint in str(caught.value.hint)
 
 
-def test_a_generator_of_texts(run: discern.Model) -> None:
-    assert run.detect_many(text for text in TEXTS) == run.detect_many(TEXTS)
-    np.testing.assert_array_equal(run.encode(text for text in TEXTS), run.encode(TEXTS))
-
-
-def test_a_single_text_is_not_taken_for_a_list_of_its_characters(run: discern.Model) -> None:
-    for ask in (run.encode, run.score, run.detect_many, run.score_tokens):
-        with pytest.raises(discern.ConfigError, match="found a single text") as caught:
-            ask("hello")  # type: ignore[operator]
-        assert "[text]" in str(caught.value.hint)
+def test_one_text_has_one_vector_and_one_detection(run: discern.Model) -> None:
+    assert run.encode("hello").shape == (run.hidden_size,)
+    np.testing.assert_array_equal(run.encode("hello", size=8), run.encode(["hello"], size=8)[0])
+    assert run.detect("hello") == run.detect(["hello"])[0]
 
 
 def test_an_unknown_pooling_and_scorer(run: discern.Model) -> None:
     with pytest.raises(discern.ConfigError, match="unknown pooling 'max'"):
         run.encode(["x"], pooling="max")  # type: ignore[call-overload]
     with pytest.raises(discern.ConfigError, match="item 1 is nan, expected a text"):
-        list_of_texts(["x", float("nan")])
+        run.score(np.array(["x", np.nan], dtype=object))
     with pytest.raises(discern.ConfigError, match="elctric"):
         run.score(["x"], "elctric")
 
 
-def test_folders_that_cannot_be_loaded(tmp_path: Path) -> None:
-    with pytest.raises(discern.DataError, match="nowhere does not exist"):
-        discern.load(tmp_path / "nowhere")
+def test_a_fine_tuned_model_detects_nothing(tmp_path: Path) -> None:
     make_finetuned(tmp_path / "stars", own=SINGLE)
     with pytest.raises(discern.DataError, match="is a fine-tuned model; it outputs task predictions") as caught:
         discern.load(tmp_path / "stars").detect("x")

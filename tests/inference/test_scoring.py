@@ -1,4 +1,4 @@
-"""Scores of texts, by tiny networks and by the command."""
+"""Scores of texts, by tiny networks against loops and formulas by hand, and of the lines of files."""
 
 from __future__ import annotations
 
@@ -7,24 +7,37 @@ import io
 import math
 import shutil
 import sys
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 
+from discern.corruption.masking import Sampling
 from discern.errors import ConfigError, DataError, NumericsError
-from discern.inference import PREFERRED, score_file, scorers
-from discern.inference.rows import batches
-from discern.inference.score_file import score_lines
-from discern.inference.scoring import Score, ScoringModel, TokenScorer, load_scorer
+from discern.inference import PREFERRED, scorers, windows
+from discern.inference.scoring.scorers import (
+    PERPLEXITIES,
+    CorpusScore,
+    Inversion,
+    Score,
+    ScoringModel,
+    inverted,
+    load_scorer,
+    score_lines,
+    supported,
+)
+from discern.inference.windows import Window
 from discern.model_files.export import export
 from discern.model_files.huggingface import SETTINGS_NAME
+from discern.models.base import Network
+from discern.models.two_stream import Factorization
+from discern.models.xlnet.encoder import XLNetEncoder
 from discern.objectives.base import Objective
 from discern.progress import Silent
-from discern.storage.checksums import remove_recorded, write_recorded
-from tests.inference.small_scorers import SPECIAL, TEXTS, ids_of, make_objective, make_scorer
+from discern.storage.checksums import remove_recorded
+from tests.inference.small_scorers import SPECIAL, TEXTS, TOKENIZER, ids_of, make_objective, make_scorer
 from tests.small.run import make_run
 
 EVERY = [
@@ -34,7 +47,6 @@ EVERY = [
     ("rtd", "pll"),
     ("rtd", "pll-word-l2r"),
     ("rtd", "inversion"),
-    ("mlm", "pll"),
     ("permutation-lm", "permutation-lm"),
 ]
 LONG = "the chef cooked the meal and the guests ate purple elephants, " * 3
@@ -44,86 +56,179 @@ def objective_of(name: str) -> Objective:
     return make_objective(name, encoder="xlnet" if name == "permutation-lm" else "bert")
 
 
-def test_every_registered_scorer_is_tried_here() -> None:
-    assert {name for _, name in EVERY} == set(scorers.names())
-    assert set(PREFERRED) <= set(scorers.names())
-
-
 @pytest.mark.parametrize(("objective", "name"), EVERY)
 def test_scores_do_not_depend_on_their_company(objective: str, name: str) -> None:
     scorer = make_scorer(objective_of(objective), name, max_length=20, chosen_share=0.15)
-    texts = [*TEXTS, LONG, ""]
-    together, reversed_ = scorer.score(texts), scorer.score(texts[::-1])[::-1]
+    texts = [*TEXTS, LONG, "", "the CHEF  cooked the meal."]
+    together = scorer.score(texts)
     assert [score.text for score in together] == texts
-    assert [score.tokens for score in together] == [score.tokens for score in reversed_]
-    for text, score, other in zip(texts, together, reversed_, strict=True):
+    for text, score in zip(texts, together, strict=True):
         (alone,) = scorer.score([text])
+        assert score.tokens == alone.tokens
         assert score.token_scores == pytest.approx(alone.token_scores, abs=1e-5)
-        assert score.token_scores == pytest.approx(other.token_scores, abs=1e-5)
         assert score.total == math.fsum(score.token_scores)
+    assert together[0].total == together[-1].total, "the same tokens have the very same score"
+    assert (together[-2].total, together[-2].tokens) == (0.0, [])
 
 
-@pytest.mark.parametrize(("objective", "name"), EVERY)
-def test_texts_of_the_same_tokens_have_the_very_same_score(objective: str, name: str) -> None:
-    scorer = make_scorer(objective_of(objective), name, chosen_share=0.15)
-    first, *_, last = scorer.score(["The chef ate.", *TEXTS, LONG, "the CHEF  ate."])
-    assert first.total == last.total
-    assert first.offsets != last.offsets
-
-
-def test_a_text_without_a_token_scores_nothing() -> None:
-    scorer = make_scorer(make_objective("electric"), "electric")
-    assert scorer.score([]) == []
-    for score in scorer.score(["", "  "]):
-        assert (score.total, score.tokens, score.token_scores, score.windows) == (0.0, [], [], 0)
-
-
-def test_each_token_of_a_long_text_counts_where_it_has_most_context() -> None:
-    objective, room = make_objective("electric"), 10
-    scorer = make_scorer(objective, "electric", max_length=room + 2)
-    ids = ids_of(LONG)[: room + 1]
-    text = scorer.tokenizer.decode(ids)
-    assert ids_of(text) == ids
-    (score,) = scorer.score([text])
-    assert score.windows == 2
-    network = objective.networks()["discriminator"]
-
-    def read(part: list[int]) -> list[float]:
-        return list((-network.token_logits(torch.tensor([[SPECIAL.cls, *part, SPECIAL.sep]])))[0, 1:-1].tolist())
-
-    left, right = read(ids[:room]), read(ids[1:])
-    # To the right of token 5 the first window has 4 tokens, to its left the second has 4: the first is taken.
-    assert score.token_scores == pytest.approx(left[:6] + right[5:], abs=1e-5)
-    assert scorer.score([scorer.tokenizer.decode(ids[:room])])[0].windows == 1
+def test_every_registered_scorer_is_tried_here() -> None:
+    assert {name for _, name in EVERY} == set(scorers.names())
+    assert {*PREFERRED, *PERPLEXITIES} <= set(scorers.names())
+    assert [name for name in scorers.names() if not scorers.load(name).reads_ahead] == ["permutation-lm"]
 
 
 def test_a_score_that_is_not_finite_is_an_error() -> None:
     objective = make_objective("electric")
     objective.networks()["discriminator"].head.output.bias.fill_(math.nan)
-    with pytest.raises(NumericsError, match=r"text 1 has a score that is not finite.*\n.*discern doctor"):
+    with pytest.raises(NumericsError, match="the outputs of the network are not finite"):
         make_scorer(objective, "electric").score(["a meal"])
 
 
-def test_what_a_model_lacks_is_said() -> None:
-    networks = make_objective("mlm").networks()
-    missing = {name: scorers.load(name).lacks(ScoringModel(networks, SPECIAL)) for name in scorers.names()}
-    assert {name for name, lack in missing.items() if lack is None} == {"pll", "pll-word-l2r"}
-    assert missing["electric"] == "an energy model, as objective 'electric' trains"
+# Pseudo-likelihoods
 
 
-def test_an_unknown_scorer_suggests_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'electric'"):
-        scorers.load("electrc")
-    assert all(issubclass(scorers.load(name), TokenScorer) for name in scorers.names())
+def by_hand(network: Network, text: str, last: Callable[[list[str], int], int], temperature: float = 1.0) -> list[float]:
+    """Log-probability of each token, masked together with what follows it up to `last(tokens, place)`."""
+    ids, found = ids_of(text), []
+    tokens = [TOKENIZER.id_to_token(token) for token in ids]
+    for place, token in enumerate(ids):
+        masked = [*ids]
+        masked[place : last(tokens, place) + 1] = [SPECIAL.mask] * (last(tokens, place) + 1 - place)
+        hidden = network.encoder(torch.tensor([[SPECIAL.cls, *masked, SPECIAL.sep]]))
+        logits = network.head(hidden)[0, place + 1] / temperature
+        found.append(float(logits.log_softmax(0)[token]))
+    return found
 
 
-@pytest.mark.parametrize("lengths", [[], [3], [500] * 20, list(range(3, 600, 7)), [3] * 1000, [9000, 3]])
-def test_batches_hold_each_row_once_and_stay_small(lengths: list[int]) -> None:
-    found = list(batches(lengths))
-    assert sorted(number for batch in found for number in batch) == list(range(len(lengths)))
-    for batch in found:
-        widest = max(lengths[number] for number in batch)
-        assert len(batch) == 1 or (len(batch) * widest <= 4096 and len(batch) <= 256)
+def end_of_word(tokens: list[str], place: int) -> int:
+    while place + 1 < len(tokens) and tokens[place + 1].startswith("##"):
+        place += 1
+    return place
+
+
+@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("objective", "network"), [("mlm", "encoder"), ("rtd", "generator")])
+def test_each_token_is_masked_in_turn_alone_or_with_the_rest_of_its_word(objective: str, network: str, text: str) -> None:
+    built = make_objective(objective)
+    for name, last in (("pll", lambda _, place: place), ("pll-word-l2r", end_of_word)):
+        (score,) = make_scorer(built, name).score([text])
+        assert score.token_scores == pytest.approx(by_hand(built.networks()[network], text, last), abs=1e-4)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_two_towers_tell_every_token_in_one_pass(text: str) -> None:
+    built = make_objective("electric")
+    (score,) = make_scorer(built, "two-tower").score([text])
+    ids = ids_of(text)
+    logits = built.networks()["generator"].token_logits(torch.tensor([[SPECIAL.cls, *ids, SPECIAL.sep]]))[0, 1:-1]
+    expected = logits.log_softmax(-1)[torch.arange(len(ids)), ids]
+    assert score.token_scores == pytest.approx(expected.tolist(), abs=1e-4)
+
+
+def test_the_pseudo_perplexity_by_hand() -> None:
+    """Three texts of 2, 1 and 0 tokens with probabilities 1/2, 1/8 and 1/4: exp of the mean over tokens, not over texts."""
+    scorer, together = make_scorer(make_objective("mlm"), "pll"), CorpusScore()
+    assert together.values(scorer)["pseudo_perplexity"] == 1.0
+    scores = [[math.log(1 / 2), math.log(1 / 8)], [math.log(1 / 4)], []]
+    texts = ["Ab c", "é\u0301", ""]  # 4 characters with the space, and 2: the accent on an accent is one of its own
+    together.add([Score(text, sum(each), ["x"] * len(each), [], each) for text, each in zip(texts, scores, strict=True)])
+    values = together.values(scorer)
+    assert (values["pseudo_perplexity"], values["num_tokens"], values["num_characters"]) == (pytest.approx(64 ** (1 / 3)), 3, 6)
+    assert values["score_per_character"] == pytest.approx(-math.log(64) / 6)
+    together.add([Score("", -1e6, ["x"], [], [-1e6])])
+    assert together.values(scorer)["pseudo_perplexity"] == math.inf
+
+
+# From left to right
+
+
+def window_of(ids: list[int]) -> Window:
+    return Window(tuple(ids), tuple(range(len(ids))))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_each_token_is_told_from_those_before_it(text: str) -> None:
+    """By hand: one prefix at a time, in which the last position alone is predicted."""
+    built = make_objective("permutation-lm", encoder="xlnet")
+    network, ids = built.networks()["encoder"], ids_of(text)
+    assert isinstance(network.encoder, XLNetEncoder)
+    expected = []
+    for count in range(1, len(ids) + 1):
+        visible = torch.ones(1, count, count, dtype=torch.bool).tril(-1)
+        order = Factorization(visible, torch.tensor([[count - 1]]))
+        state = network.encoder.two_streams(torch.tensor([ids[:count]]), order).query[0, 0]
+        expected.append(float(network.head(state).log_softmax(0)[ids[count - 1]]))
+    (score,) = make_scorer(built, "permutation-lm").score([text])
+    assert score.token_scores == pytest.approx(expected, abs=1e-4)
+
+
+def test_an_xlnet_is_used_as_it_was_trained() -> None:
+    """As a masked language model its query stream has learned nothing."""
+    permuted, masked = (make_objective(name, encoder="xlnet") for name in ("permutation-lm", "mlm"))
+    for built, is_permuted, fitting in ((permuted, True, {"permutation-lm"}), (masked, False, {"pll", "pll-word-l2r"})):
+        model = ScoringModel(built.networks(), SPECIAL, is_permuted=is_permuted)
+        assert set(supported(model)) == fitting
+    (score,) = make_scorer(masked, "pll").score(["the meal"])
+    ids = ids_of("the meal")
+    # Framed as its rows are: [CLS] comes last, in a segment of its own.
+    row = torch.tensor([[SPECIAL.mask, *ids[1:], SPECIAL.sep, SPECIAL.cls]])
+    states = masked.networks()["encoder"].encoder(row, None, torch.tensor([[*[0] * (len(ids) + 1), 2]]))
+    first = masked.networks()["encoder"].head(states)[0, 0].log_softmax(0)[ids[0]]
+    assert score.token_scores[0] == pytest.approx(float(first), abs=1e-4)
+
+
+# Discriminators and energy models
+
+
+@pytest.mark.parametrize(("objective", "name"), [("electric", "electric"), ("rtd", "rtd")])
+@pytest.mark.parametrize("text", TEXTS)
+def test_scores_are_the_numbers_of_the_head_negated(objective: str, name: str, text: str) -> None:
+    built = make_objective(objective)
+    (score,) = make_scorer(built, name).score([text])
+    network = built.networks()["discriminator"]
+    numbers = network.head(network.encoder(torch.tensor([[SPECIAL.cls, *ids_of(text), SPECIAL.sep]])))[0]
+    assert score.token_scores == pytest.approx((-numbers[1:-1]).tolist(), abs=1e-5)
+
+
+@pytest.mark.parametrize("share", [0.01, 0.15, 0.25, 0.9])
+def test_the_best_discriminator_gives_the_probabilities_of_the_text(share: float) -> None:
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05], dtype=torch.float64)  # of a word in the text
+    q = torch.tensor([0.1, 0.2, 0.3, 0.4], dtype=torch.float64)  # of a word by the generator
+    original, replaced = torch.zeros(4, dtype=torch.float64), torch.zeros(4, dtype=torch.float64)
+    for true in range(4):
+        original[true] += p[true] * (1 - share)  # not chosen
+        for drawn in range(4):
+            (original if drawn == true else replaced)[drawn] += p[true] * share * q[drawn]
+    log_odds = (original / replaced).log()
+    torch.testing.assert_close(inverted(log_odds, q.log(), share).exp(), p)
+
+
+@pytest.mark.parametrize("generator", ["mlm", "two-tower"])
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_the_inversion_combines_odds_and_generator_at_its_temperature(generator: str, temperature: float) -> None:
+    built = make_objective("rtd", generator=generator, temperature=temperature)
+    scorer = make_scorer(built, "inversion", chosen_share=0.25, sampling=built.config.sampling_at(0))
+    likelihood = make_scorer(built, "pll" if generator == "mlm" else "two-tower")
+    likelihood.method.temperature = temperature
+    for score, odd, log in zip(*(each.score(TEXTS) for each in (scorer, make_scorer(built, "rtd"), likelihood)), strict=True):
+        for found, log_odds, log_q in zip(score.token_scores, odd.token_scores, log.token_scores, strict=True):
+            d, q = 1 / (1 + math.exp(-log_odds)), math.exp(log_q)
+            assert math.exp(found) == pytest.approx(0.25 * d * q / (0.25 * q + 0.75 * (1 - d)), rel=1e-4)
+
+
+def test_what_the_formula_does_not_hold_for_is_refused() -> None:
+    networks = make_objective("rtd").networks()
+    assert "inversion" in supported(ScoringModel(networks, SPECIAL, 0.15))
+    for model in (
+        ScoringModel(networks, SPECIAL),  # not trained on every token, or not on uniformly chosen ones
+        ScoringModel(networks, SPECIAL, 0.15, sampling=Sampling(top_p=0.9)),
+        ScoringModel(networks, SPECIAL, 0.15, sampling=Sampling(disallow_original=True)),
+        ScoringModel({"discriminator": networks["discriminator"]}, SPECIAL, 0.15),
+    ):
+        assert "inversion" not in supported(model)
+
+
+# Model folders and files
 
 
 SENTENCES = ["The chef cooked the meal.", "cats", "purple elephants, and naïve guests"]
@@ -160,10 +265,8 @@ def totals(folder: Path, name: str | None = None) -> list[float]:
         ("mlm", "pll"),
         ("replace-mlm", "pll"),
         ("all-tokens-mlm", "pll"),
-        ("rtd-both", "rtd"),
         ("rtd-generator", "pll"),
         ("electric-alone", "electric"),
-        ("mlm-export", "pll"),
     ],
 )
 def test_the_model_chooses_the_scorer(runs: Path, folder: str, scorer: str) -> None:
@@ -173,9 +276,7 @@ def test_the_model_chooses_the_scorer(runs: Path, folder: str, scorer: str) -> N
 @pytest.mark.parametrize(
     ("export_", "run", "scorer"),
     [
-        ("rtd-both", "rtd", "rtd"),
         ("rtd-both", "rtd", "inversion"),
-        ("rtd-both", "rtd", "pll"),
         ("rtd-generator", "rtd", "pll-word-l2r"),
         ("electric-alone", "electric", "electric"),
         ("mlm-export", "mlm", "pll"),
@@ -193,24 +294,8 @@ def test_the_generator_and_not_the_encoder_reads_masks_where_the_encoder_never_s
     with torch.no_grad():
         logits = generator.head(generator.encoder(torch.tensor([[2, 4, 3]])))[0, 1]
     assert scorer.score(["the"])[0].total == pytest.approx(float(logits.log_softmax(0)[ids[0]]), abs=1e-4)
-    with pytest.raises(ConfigError, match="no scorer can use it; it has no network for scoring"):
+    with pytest.raises(ConfigError, match="no scorer can use it"):
         load_scorer(runs / "replace-mlm-alone", warn=pytest.fail)
-
-
-def test_a_huggingface_folder_without_our_settings_is_scored(runs: Path, tmp_path: Path) -> None:
-    from transformers import ElectraConfig, ElectraForPreTraining
-
-    torch.manual_seed(0)
-    sizes = {"vocab_size": 220, "embedding_size": 16, "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    model = ElectraForPreTraining(ElectraConfig(**sizes, intermediate_size=32, max_position_embeddings=40)).eval()
-    model.save_pretrained(tmp_path)
-    (tmp_path / "tokenizer.json").write_bytes((runs / "rtd" / "tokenizer.json").read_bytes())
-    scorer = load_scorer(tmp_path, device="cpu", warn=pytest.fail)
-    assert (scorer.name, scorer.step, scorer.max_length) == ("rtd", None, 40)
-    ids = scorer.tokenizer.encode(SENTENCES[0]).ids
-    with torch.no_grad():
-        theirs = model(torch.tensor([ids])).logits[0, 1:-1]
-    assert scorer.score(SENTENCES)[0].token_scores == pytest.approx((-theirs).tolist(), abs=1e-5)
 
 
 def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
@@ -218,15 +303,8 @@ def test_an_xlnet_is_scored_from_left_to_right(tmp_path: Path) -> None:
     make_run(tmp_path / "run", overrides=[*settings, "model.hidden_size=32", "data.sequence_length=16"])
     export(tmp_path / "run", out=tmp_path / "export", progress=Silent(), warn=pytest.fail)
     assert load_scorer(tmp_path / "export", warn=pytest.fail).name == "permutation-lm"
-    assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
     remove_recorded([tmp_path / "export" / SETTINGS_NAME])
     assert totals(tmp_path / "export") == pytest.approx(totals(tmp_path / "run"), abs=1e-4)
-
-
-def test_of_a_network_with_a_query_stream_it_is_said_what_it_was_trained_by(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", overrides=["objective.name=mlm", "model.encoder=xlnet", "model.embedding_size=32"])
-    with pytest.raises(ConfigError, match=r"needs a network with a query stream.* trained by 'mlm'\n.*--scorer pll"):
-        load_scorer(tmp_path / "run", "permutation-lm", warn=pytest.fail)
 
 
 def test_the_share_of_chosen_tokens_is_assumed_aloud(runs: Path, tmp_path: Path) -> None:
@@ -250,28 +328,17 @@ def test_the_share_of_chosen_tokens_is_assumed_aloud(runs: Path, tmp_path: Path)
 )
 def test_the_inversion_knows_which_share_was_chosen(tmp_path: Path, overrides: list[str], share: float) -> None:
     make_run(tmp_path / "run", overrides=["objective.name=rtd", "data.sequence_length=16", *overrides])
-    load = partial(load_scorer, tmp_path / "run", device="cpu", warn=pytest.fail)
-    odds, likelihoods = load("rtd").score(SENTENCES), load("pll").score(SENTENCES)
-    for score, odd, likelihood in zip(load("inversion").score(SENTENCES), odds, likelihoods, strict=True):
-        for found, log_odds, log_q in zip(score.token_scores, odd.token_scores, likelihood.token_scores, strict=True):
-            d, q = 1 / (1 + math.exp(-log_odds)), math.exp(log_q)
-            assert math.exp(found) == pytest.approx(share * d * q / (share * q + (1 - share) * (1 - d)), rel=1e-4)
-
-
-def test_without_one_share_for_all_words_there_is_no_inversion(tmp_path: Path) -> None:
-    make_run(tmp_path / "run", overrides=["objective.name=rtd", "objective.masking=rarity", "data.sequence_length=16"])
-    with pytest.raises(ConfigError, match=r"'inversion' needs uniformly chosen positions: with masking 'rarity'"):
-        load_scorer(tmp_path / "run", "inversion", "cpu", warn=pytest.fail)
+    method = load_scorer(tmp_path / "run", "inversion", warn=pytest.fail).method
+    assert isinstance(method, Inversion)
+    assert method.share == pytest.approx(share)
 
 
 @pytest.mark.parametrize(
     ("folder", "scorer", "message", "hint"),
     [
-        ("electric", "pll", "it has an energy model and a two-tower generator", "--scorer electric or two-tower"),
+        ("electric", "pll", "scorer 'pll' needs a masked language model", "--scorer electric or two-tower"),
         ("rtd", "electric", "scorer 'electric' needs an energy model", "--scorer inversion or pll or pll-word-l2r or rtd"),
         ("rtd-masked-only", "inversion", "trained on every token", "--scorer pll or pll-word-l2r or rtd"),
-        ("mlm", "inversion", "a discriminator and a generator", "--scorer pll or pll-word-l2r"),
-        ("mlm", "ppl", "unknown scorer 'ppl'", "did you mean 'pll'"),
     ],
 )
 def test_a_scorer_that_the_model_cannot_serve_is_refused(runs: Path, folder: str, scorer: str, message: str, hint: str) -> None:
@@ -281,72 +348,36 @@ def test_a_scorer_that_the_model_cannot_serve_is_refused(runs: Path, folder: str
     assert hint in caught.value.hint
 
 
-def lines_of(runs: Path, source: Path, warnings: list[str]) -> list[Score]:
+def lines_of(runs: Path, source: Path) -> list[Score]:
     scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
-    return [score for scores in score_lines(scorer, source, Silent(), warnings.append) for score in scores]
+    return [score for scores in score_lines(scorer, source, Silent(), pytest.fail) for score in scores]
 
 
 def test_a_file_is_scored_line_by_line_in_order(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_file, "_BLOCK", 2)
+    monkeypatch.setattr(windows, "_TEXTS", 2)
     content = "".join(f"{text}\r\n" for text in SENTENCES).encode()
     (tmp_path / "plain.txt").write_bytes(content)
     (tmp_path / "packed.gz").write_bytes(gzip.compress(content))
     expected = totals(runs / "electric")
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(content)))
     for source in (tmp_path / "plain.txt", tmp_path / "packed.gz", Path("-")):
-        found = lines_of(runs, source, [])
+        found = lines_of(runs, source)
         assert [score.text for score in found] == SENTENCES
         assert [score.total for score in found] == pytest.approx(expected, abs=1e-5)
 
 
-def test_sentences_longer_than_the_model_are_told_of(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").write_text("the\n" + "the meal " * 20 + "\n" + "the " * 14 + "\n" + "the " * 15 + "\n")
-    warnings: list[str] = []
-    assert [score.windows > 1 for score in lines_of(runs, tmp_path / "a", warnings)] == [False, True, False, True]
-    first, whole = warnings
-    assert first.startswith(f"{tmp_path / 'a'}:2: ")
-    assert "trained on 14 at a time: read in" in first
-    assert whole == "2 of 4 texts were read in several windows"
-
-
-@pytest.mark.parametrize(("line", "why"), [("", "is empty"), ("  \t", "is empty"), ("\u200b", "contains nothing that the")])
-def test_an_empty_line_ends_the_scoring_after_what_stands_before_it(runs: Path, tmp_path: Path, line: str, why: str) -> None:
+@pytest.mark.parametrize("line", ["", "  \t", "\u200b"])
+def test_a_line_with_nothing_to_score_is_named(runs: Path, tmp_path: Path, line: str) -> None:
     (tmp_path / "a").write_text(f"the chef\ncats\n{line}\nthe meal\n")
-    scorer = load_scorer(runs / "electric", device="cpu", warn=pytest.fail)
-    blocks = score_lines(scorer, tmp_path / "a", Silent(), pytest.fail)
-    found = next(blocks)
-    with pytest.raises(DataError, match=rf"a:3 {why}"):
+    blocks = score_lines(load_scorer(runs / "electric", device="cpu", warn=pytest.fail), tmp_path / "a", Silent(), pytest.fail)
+    assert [score.text for score in next(blocks)] == ["the chef", "cats"]
+    with pytest.raises(DataError, match="a:3 is empty, or contains nothing that the tokenizer keeps"):
         next(blocks)
-    assert [score.text for score in found] == ["the chef", "cats"]
 
 
-def test_empty_lines_at_the_end_are_passed_over(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(score_file, "_BLOCK", 2)
-    for end in ("\n", "\n \n\n"):
-        (tmp_path / "a").write_text(f"the chef\ncats\n{end}")
-        assert [score.text for score in lines_of(runs, tmp_path / "a", [])] == ["the chef", "cats"]
+def test_empty_lines_at_the_end_are_passed_over(runs: Path, tmp_path: Path) -> None:
+    (tmp_path / "a").write_text("the chef\ncats\n\n \n\n")
+    assert [score.text for score in lines_of(runs, tmp_path / "a")] == ["the chef", "cats"]
     (tmp_path / "a").write_text("\n\n")
     with pytest.raises(DataError, match="has no lines"):
-        lines_of(runs, tmp_path / "a", [])
-
-
-def test_a_file_without_a_line_is_refused(runs: Path, tmp_path: Path) -> None:
-    (tmp_path / "a").touch()
-    with pytest.raises(DataError, match="has no lines"):
-        lines_of(runs, tmp_path / "a", [])
-    with pytest.raises(DataError, match="nowhere"):
-        lines_of(runs, tmp_path / "nowhere", [])
-
-
-def test_text_that_the_vocabulary_cannot_write_is_said(runs: Path, tmp_path: Path) -> None:
-    told: list[str] = []
-    (tmp_path / "a").write_text("the chef\n猫坐在垫子上\n")
-    list(score_lines(load_scorer(runs / "mlm", warn=pytest.fail), tmp_path / "a", Silent(), told.append))
-    assert [message.split(" of ")[0] for message in told] == ["6"]
-    assert "unknown to the vocabulary" in told[0]
-
-
-def test_a_fine_tuning_is_known_as_one(tmp_path: Path) -> None:
-    write_recorded(tmp_path, {"finetuned.json": "{}"})
-    with pytest.raises(DataError, match=r"is a fine-tuned model; it outputs task predictions.*\n.*discern predict"):
-        load_scorer(tmp_path, warn=pytest.fail)
+        lines_of(runs, tmp_path / "a")

@@ -147,7 +147,7 @@ def test_the_command_imports_a_released_checkpoint_whole(tmp_path: Path) -> None
     tokens = load_tokenizer(out).encode("The Über cats", add_special_tokens=False).tokens
     assert tokens == ["the", "über", "cat", "##s"]
     card = (out / "README.md").read_text()
-    for part in ("license:\n", "| Steps | 7 |", "Adam's slots", "--heads", "generator/"):
+    for part in ("license:\n", "trained for 7 steps.", "Adam's slots", "--heads", "generator/"):
         assert part in card, part
 
 
@@ -205,9 +205,9 @@ def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, DataError, "does not exist", tmp_path / "absent.index")
     refused(tmp_path, DataError, "vocab.txt is no model", RELEASED / "vocab.txt")
     make_run(tmp_path / "run")
-    refused(tmp_path, ConfigError, "discern export", tmp_path / "run")
+    refused(tmp_path, ConfigError, "discern finetune", tmp_path / "run")
     imported(tmp_path / "ours", RELEASED)
-    refused(tmp_path, ConfigError, "discern export", tmp_path / "ours")
+    refused(tmp_path, ConfigError, "discern finetune", tmp_path / "ours")
     refused(tmp_path, ConfigError, "3 sources", RELEASED, RELEASED, RELEASED)
 
 

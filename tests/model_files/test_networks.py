@@ -20,6 +20,7 @@ from discern.model_files.huggingface import PRECISIONS, HuggingFaceFolder, Store
 from discern.models.base import Network, load_networks, named_parameters
 from discern.models.config import ModelConfig
 from discern.models.heads import ReplacedTokenHead
+from discern.storage.checksums import record_checksums
 from tests.parity import small_xlnet
 from tests.parity.small_networks import VOCABULARY, build, inputs, make_noisy, sizes, token_batch
 
@@ -515,6 +516,7 @@ def test_damaged_and_missing_files_are_named(name: str, data: bytes | None, said
 def test_what_we_wrote_is_checked(name: str, change: Callable[[bytes], bytes] | None, said: str, tmp_path: Path) -> None:
     data = write(tmp_path / "out", NETWORKS["bilinear head"][1])[name]
     path = tmp_path / "out" / name
+    record_checksums(path.parent, [CONFIG, WEIGHTS, HEAD])
     path.unlink() if change is None else path.write_bytes(change(data))
     with pytest.raises(CheckpointError, match=said):
         read_network(tmp_path / "out")

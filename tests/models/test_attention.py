@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discern.models.attention import SelfAttention
-from discern.models.unpadding import Unpadding, visible_keys
+from discern.models.attention import SelfAttention, Unpadding, visible_keys
 from tests.parity.small_networks import make_noisy, sizes
 
 

@@ -12,7 +12,7 @@ from discern.models import encoders
 from discern.models.config import LONGEST_SEQUENCE, ModelConfig, build_config, config_class
 from discern.models.electra.config import ElectraConfig
 from discern.models.xlnet.config import XLNetConfig
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 
 
 def refusal(preset: str, *overrides: str, file: Path | None = None) -> tuple[str, str | None]:

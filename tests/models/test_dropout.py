@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from discern.models.fused_ops import Dropout, keep_mask
+from discern.models.layers import Dropout, keep_mask
 
 MANY = 4_000_000
 

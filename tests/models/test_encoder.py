@@ -8,9 +8,9 @@ from torch import Tensor
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
+from discern.models.attention import Unpadding
 from discern.models.electra.encoder import BertEncoder, PostNormBlock
-from discern.models.fused_ops import Dropout, as_states
-from discern.models.unpadding import Unpadding
+from discern.models.layers import Dropout, as_states
 from discern.objectives.base import Objective
 from discern.types import TokenBatch
 from tests.parity.small_networks import build, make_noisy, network_logits, sizes, token_batch

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
-from discern.models.flops import module_flops
+from discern.models.layers import module_flops
 
 
 class WindowConfig(ModelConfig):

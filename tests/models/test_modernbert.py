@@ -12,14 +12,12 @@ import torch
 from pydantic import ValidationError
 
 from discern.corruption.randomness import Randomness
-from discern.models.attention import SelfAttention
-from discern.models.base import Encoder, build_embeddings, build_encoder
+from discern.models.attention import SelfAttention, Unpadding, visible_in_window
+from discern.models.base import Encoder, build_embeddings, build_encoder, initialize
 from discern.models.config import build_config
-from discern.models.initialization import initialize
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.encoder import ModernBertEncoder
 from discern.models.rotary import frequencies, rotation
-from discern.models.unpadding import Unpadding, visible_in_window
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective
 from discern.types import TokenBatch

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
+from discern.models.base import initialize
 from discern.models.config import build_config
 from discern.models.electra.encoder import BertEncoder
-from discern.models.embeddings import DisentangledEmbeddings, Embeddings
 from discern.models.heads import BilinearTerm
-from discern.models.initialization import initialize
+from discern.models.layers import DisentangledEmbeddings, Embeddings
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.types import TokenBatch
 from tests.support import SPECIAL, make_batch, settings

@@ -11,7 +11,7 @@ from discern.models.electra.encoder import BertEncoder
 from discern.objectives.base import Objective, Vocabulary
 from discern.objectives.masked import MaskedLanguageModel
 from discern.objectives.rtd import ReplacedTokenDetection
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 from discern.types import SpecialTokens
 
 BERT = Vocabulary(30522, SpecialTokens(pad=0, unk=100, cls=101, sep=102, mask=103))

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from discern.models.base import Network
+from discern.models.base import Network, initialize
 from discern.models.config import build_config
-from discern.models.embeddings import Embeddings
-from discern.models.initialization import initialize
+from discern.models.layers import Embeddings
 from discern.models.two_tower.encoder import two_tower_generator
 from tests.paths import on_path
 

@@ -14,11 +14,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from discern import kernels
 from discern.corruption.randomness import Randomness
-from discern.models import encoders, unpadding
+from discern.models import attention, encoders
+from discern.models.attention import Direction, attend_in_spans, span_obstacle, visible_in_window, visible_keys
 from discern.models.base import Encoder, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.two_tower.encoder import TwoTowerEncoder
-from discern.models.unpadding import Direction, attend_in_spans, span_obstacle, visible_in_window, visible_keys
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.types import TokenBatch, with_spans
@@ -199,7 +199,7 @@ def test_why_a_gpu_uses_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return span_obstacle(model, gpu, precision) or ""
 
     assert "float32" in reason(network, "float32")
-    with unpadding.switched_off():
+    with attention.switched_off():
         assert "switched off" in reason(network)
     network.blocks[1].attention.dropout.probability = 0.1
     assert "attention dropout is 0.1" in reason(network)

@@ -12,12 +12,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from discern.errors import ConfigError
-from discern.models.base import build_embeddings, build_encoder
+from discern.models.base import build_embeddings, build_encoder, initialize
 from discern.models.electra.encoder import BertEncoder
-from discern.models.embeddings import Embeddings
-from discern.models.fused_ops import Dropout
 from discern.models.heads import MaskedLMHead
-from discern.models.initialization import initialize
+from discern.models.layers import Dropout, Embeddings
 from discern.models.two_stream import Factorization, Remembering, update_memory
 from discern.models.xlnet.encoder import XLNetEncoder
 from discern.models.xlnet.relative_attention import HIDDEN, OTHER, SAME, distances, sinusoids, stream_mask

@@ -16,7 +16,7 @@ from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.objectives.permutation_lm import PermutationLanguageModel, PermutationLMConfig
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 from discern.types import CorruptedBatch, StepOutput, TokenBatch
 from tests.support import MODELS, SPECIAL, MemorySplit, make_batch, random_documents, settings
 

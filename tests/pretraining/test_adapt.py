@@ -29,7 +29,7 @@ from discern.pretraining.run import plan, pretrain
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Silent
 from discern.training import checkpoint
-from discern.training.metrics_log import read_metrics
+from discern.training.metrics import read_metrics
 from tests.pretraining.commands import Notes, weights
 
 GENERAL = "the a small old red big cat dog bird house tree river sat ran flew saw found left near under over and then".split()
@@ -45,7 +45,8 @@ def write_data(folder: Path, words: list[str], tokenizer: TokenizerChoice, heldo
     folder.mkdir()
     texts = [" ".join(rng.choices(words, k=rng.randint(4, 12))) + "." + ("\n" if n % 9 == 8 else "") for n in range(500)]
     (folder / "text.txt").write_text("\n".join(texts))
-    options = PrepareOptions(heldout=heldout, workers=1, filters=("words:2-99",), language="en", license="CC0")
+    said: dict[str, Any] = {"language": "en", "license": "CC0" if words is GENERAL else "MIT"}
+    options = PrepareOptions(heldout=heldout, workers=1, filters=("words:2-99",), **said)
     prepare([str(folder / "text.txt")], out=folder / folder.name, tokenizer=tokenizer, options=options, progress=Silent())
     return folder / folder.name
 
@@ -117,11 +118,13 @@ def test_before_is_the_model_and_after_is_the_average_of_the_run(world: Path, ad
     record = read_record(out)
     assert record["start"]["model"] == str((world / "run").resolve())
     assert record["mixture"] == {"domain": 0.75, "general": 0.25}
+    assert record["provenance"] == {"languages": ["en"], "licenses": ["CC0", "MIT"]}, "of the model and of both texts"
     by_source = read_metrics(out)[-1]["heldout_by_source"]
     assert {name for name in by_source if "heldout_generator_loss" in by_source[name]} == record["mixture"].keys()
     assert not any("made the model worse" in note for note in notes)
-    (drift,) = (finding for finding in examine(out, 4, "cpu", Silent(), pytest.fail).findings if "drift" in finding.name)
-    assert (drift.value, drift.verdict) == (None, "unknown"), "the embeddings did not begin as those of step 0"
+    findings = examine(out, 4, "cpu", Silent(), pytest.fail)["findings"]
+    (drift,) = (finding for finding in findings if "drift" in finding["name"])
+    assert (drift["value"], drift["verdict"]) == (None, "unknown"), "the embeddings did not begin as those of step 0"
 
 
 def test_optimizer_and_schedule_begin_anew(adapted: Any) -> None:

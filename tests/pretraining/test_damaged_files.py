@@ -7,7 +7,6 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -15,8 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from discern.cli.doctor import doctor
-from discern.compare.results import Unit
+from discern.compare.run import read_result
 from discern.data.dataset.manifest import SPLITS
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
@@ -26,22 +24,21 @@ from discern.doctor.files import accept_folder, check_folder
 from discern.errors import ConfigError, DataError, DiscernError, NumericsError
 from discern.inference.detection import chosen_threshold, head_fingerprint, load_detector
 from discern.inference.model import load
-from discern.inference.scoring import load_scorer
+from discern.inference.scoring.scorers import load_scorer
 from discern.model_files.export import export
 from discern.model_files.folder import open_model
 from discern.model_files.run import load_run, read_record
 from discern.model_files.serving import read_pooling
 from discern.pretraining.run import fill_folder
 from discern.progress import Silent
-from discern.report.finetuned_page import report_finetuned
 from discern.report.run_page import report
-from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_json, write_lines, write_recorded
+from discern.storage.checksums import CHECKSUMS_NAME, VARIABLE, write_json, write_lines
 from discern.training import checkpoint
-from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import read_written_config
+from discern.training.metrics import read_metrics
 from tests.pretraining.test_evaluate import prepared
 from tests.small.finetuned import SINGLE, make_finetuned
 from tests.small.run import make_run
+from tests.support import run_discern
 
 Verb = Callable[[Path], object]
 
@@ -78,17 +75,8 @@ def read_data(folder: Path) -> object:
     return data.manifest, data.tokenizer().to_str(), data.token_counts().tolist(), tokens, starts
 
 
-def unit_of(folder: Path) -> Unit:
-    return Unit(cast(Any, SimpleNamespace(name="small")), 1, folder, folder)
-
-
-def read_unit(folder: Path) -> object:
-    unit = unit_of(folder)
-    return unit.pretraining(), unit.scores(cast(Any, SimpleNamespace(name="own"))), read_written_config(folder / "config.toml")
-
-
 def threshold(folder: Path) -> float:
-    return chosen_threshold(folder, load_detector(folder, ignore), None, ignore).value
+    return chosen_threshold(folder, load_detector(folder, ignore), None, ignore)[0]
 
 
 def read_vectors(folder: Path) -> object:
@@ -98,10 +86,10 @@ def read_vectors(folder: Path) -> object:
 VERBS: dict[str, dict[str, Verb]] = {
     "run": {"load": read_run, "report": lambda folder: report(folder, None, warn=ignore).read_text(), "detect": threshold},
     "export": {"open": read_model, "detect": threshold, "embed": read_vectors},
-    "finetuned": {"predict": read_task, "report": lambda folder: report_finetuned(folder, None).read_text()},
+    "finetuned": {"predict": read_task, "report": lambda folder: report(folder, None).read_text()},
     "task": {"predict": read_task, "embed": read_vectors},
     "data": {"train": read_data},
-    "unit": {"compare": read_unit},
+    "unit": {"compare": read_result},
 }
 """What commands read from each kind of folder."""
 OPTIONAL = {
@@ -110,8 +98,7 @@ OPTIONAL = {
     "detection.json",
     "mistakes-own.jsonl",
     "scores.json",
-    "pretraining.json",
-    "own.json",
+    "result.json",
 }
 """Files that need not exist, as results that are computed again."""
 UNREAD = {"README.md", "report.html", "config_sentence_transformers.json"}
@@ -131,14 +118,10 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Path:
     fill_folder(run, load_run(run, warn=pytest.fail).config, read_record(run), data)
     head = head_fingerprint(load_detector(run, pytest.fail).network)
     write_json(run / "detection.json", {"format": 1, "threshold": 0.7, "wanted_precision": 0.9, "head_fingerprint": head})
-    write_json(run / "evaluation.json", {"step": 20, "rows": 3})
+    write_json(run / "evaluation.json", {"step": 20, "by_frequency": [], "by_position": []})
     unit = root / "unit"
     unit.mkdir()
-    write_recorded(unit, {"config.toml": (run / "config.toml").read_text()})
-    numbers = dict.fromkeys(("steps", "seconds", "tokens", "budget"), 1)
-    texts = {"equal": "tokens", "data_fingerprint": "", "network": None, "statistics": {}, "held_out": {}, "curve": []}
-    unit_of(unit).end(texts | numbers)
-    write_json(unit / "own.json", {"format": 1, "asked": {}, "seeds": [0], "scores": [0.5], "failed_seeds": {}})
+    write_json(unit / "result.json", {"format": 1, "specification": {}, "pretraining": None, "tasks": {}})
     return root
 
 
@@ -187,7 +170,7 @@ def test_a_damaged_file_is_named_or_has_no_effect(kind: str, verified: bool, mad
     monkeypatch.setenv(VARIABLE, str(int(verified)))
     folder, verbs = made / kind, VERBS[kind]
     expected = {name: verb(folder) for name, verb in verbs.items()} if verified else {}
-    assert kind == "unit" or not check_folder(folder, Silent()).problems
+    assert kind == "unit" or not check_folder(folder, Silent())["problems"]
     for path in sorted(path for path in folder.rglob("*") if path.is_file() and path.name not in UNREAD):
         good, name = path.read_bytes(), str(path.relative_to(made))
         for damage in (*([] if path.name in OPTIONAL else ["missing"]), 0, len(good) // 2, -1) if verified else damages(good):
@@ -203,7 +186,7 @@ def test_a_damaged_file_is_named_or_has_no_effect(kind: str, verified: bool, mad
             assert all(problem.hint and (path.name in problem.message or is_digest) for problem in problems), (name, damage)
             assert problems or may_pass or is_digest or path.parent.name == "generator", (name, damage)
             is_lost = is_digest and damage == "missing"
-            assert kind == "unit" or not verified or is_lost or check_folder(folder, Silent()).problems, (name, damage)
+            assert kind == "unit" or not verified or is_lost or check_folder(folder, Silent())["problems"], (name, damage)
             path.write_bytes(good)
 
 
@@ -249,38 +232,36 @@ def test_a_data_set_without_a_manifest_is_replaced_as_the_hint_says(made: Path) 
     assert read_data(made / "data")
 
 
-def test_doctor_lists_what_has_changed(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_doctor_lists_what_has_changed(made: Path) -> None:
     flip(made / "export" / "generator" / "model.safetensors")
     (made / "export" / "tokenizer.json").unlink()
     (made / "export" / "README.md").write_text("# Mine\n")  # a card may be edited
     (made / "run" / "run.json").write_text("{")
-    states = {"export": {"generator/model.safetensors": "differs", "tokenizer.json": "missing"}, "run": {"run.json": "damaged"}}
+    states = {"export": {"generator/model.safetensors": "differs", "tokenizer.json": "missing"}, "run": {"run.json": "differs"}}
     for kind, expected in states.items():
-        with pytest.raises(SystemExit) as caught:
-            doctor(made / kind, files=True, json_output=True)
-        assert caught.value.code == 1
-        shown = json.loads(capsys.readouterr().out)
+        done = run_discern("doctor", made / kind, "--files", "--json")
+        assert done.returncode == 1
+        shown = json.loads(done.stdout)
         assert shown["kind"] == kind
         assert {file["name"]: file["state"] for file in shown["files"] if file["state"] != "ok"} == expected
 
 
-def test_an_edited_export_is_accepted(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_edited_export_is_accepted(made: Path) -> None:
     path = made / "export" / "generator" / "config.json"
     path.write_text(path.read_text().replace('"hidden_dropout_prob": 0.1', '"hidden_dropout_prob": 0.2'))
-    doctor(made / "export", accept=True)
-    out = capsys.readouterr().out
+    out = run_discern("doctor", made / "export", "--accept").stdout
     assert "generator/config.json: " in out
-    assert "accepted 1 file as" in out
+    assert out.endswith(": accepted 1 file\n")
     open_model(made / "export", warn=pytest.fail).networks()
-    assert accept_folder(made / "export", pytest.fail) == []
+    assert accept_folder(made / "export")["accepted"] == []
 
 
 def test_a_folder_without_checksums_gets_them(made: Path) -> None:
     folder = made / "export"
     for path in (folder, folder / "generator"):
         (path / CHECKSUMS_NAME).unlink()
-    assert {file.state for file in check_folder(folder, Silent()).files} == {"ok", "unknown"}
-    accepted = {change.name for change in accept_folder(folder, ignore)}
+    assert {file["state"] for file in check_folder(folder, Silent())["files"]} == {"unknown"}
+    accepted = {change["name"] for change in accept_folder(folder)["accepted"]}
     assert {"model.safetensors", "config.json", "generator/model.safetensors"} <= accepted
     flip(folder / "model.safetensors")
     with pytest.raises(DiscernError, match="was edited"):
@@ -289,8 +270,8 @@ def test_a_folder_without_checksums_gets_them(made: Path) -> None:
 
 def test_what_cannot_be_checked_or_accepted_is_told(made: Path) -> None:
     flip(made / "data" / "train-00000.tokens")
-    with pytest.raises(ConfigError, match=r"train-00000\.tokens has changed, and changed shards of a data set cannot"):
-        accept_folder(made / "data", pytest.fail)
+    with pytest.raises(ConfigError, match=r"have changed, and changed shards of a data set cannot"):
+        accept_folder(made / "data")
     for folder, says in ((made, "holds no run"), (made / "none", "does not exist")):
         with pytest.raises(DataError, match=says):
             check_folder(folder, Silent())
@@ -305,7 +286,7 @@ def edit_weights(folder: Path, change: Callable[[dict[str, Tensor]], object], na
     tensors = load_file(folder / name)
     change(tensors)
     save_file(tensors, folder / name, {"format": "pt"})
-    accept_folder(folder, ignore)
+    accept_folder(folder)
 
 
 OPENERS: dict[str, Verb] = {

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from discern.cli.evaluate import evaluate as evaluate_command
 from discern.data.dataset.shards import TokenData
 from discern.data.job import PrepareOptions
 from discern.data.prepare import prepare
@@ -22,6 +21,7 @@ from discern.report.run_page import report
 from discern.storage.checksums import write_recorded
 from tests.data.small_text import made_up, plain
 from tests.small.run import make_run
+from tests.support import run_discern
 
 
 def prepared(folder: Path, tokenizer: Path, heldout: float = 0.5) -> Path:
@@ -96,18 +96,15 @@ def test_a_data_set_that_is_missing_or_of_another_tokenizer_is_refused(small_mod
         assert f"discern prepare TEXT --out DATA --tokenizer {tokenizer}" in str(caught.value.hint)
 
 
-def test_the_command(small_model: Path, pair: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    data = pair.with_name("data")
-    evaluate_command(pair, data=data, json_output=True)
-    shown = json.loads(capsys.readouterr().out)
+def test_the_command(small_model: Path, pair: Path, tmp_path: Path) -> None:
+    data = ("--data", pair.with_name("data"))
+    shown = json.loads(run_discern("evaluate", pair, *data, "--json").stdout)
     assert shown["step"] == 20
     assert 0 <= shown["discriminator_auc"] <= 1
-    evaluate_command(pair, data=data, sequences=4)
-    assert f"{pair} at step 20, 4 held-out rows" in capsys.readouterr().out
-    with pytest.raises(SystemExit) as left:
-        evaluate_command(exported(small_model, tmp_path / "alone"), data=data)
-    assert left.value.code == 2
-    assert "discern export RUN --out DIR --all-networks" in capsys.readouterr().err
+    assert f"{pair} at step 20, 4 held-out rows" in run_discern("evaluate", pair, *data, "--sequences", 4).stdout
+    refused = run_discern("evaluate", exported(small_model, tmp_path / "alone"), *data)
+    assert refused.returncode == 2
+    assert "discern export RUN --out DIR --all-networks" in refused.stderr
 
 
 def test_the_figures_of_its_own_data_stay_with_the_run_and_reach_its_page(tmp_path: Path) -> None:

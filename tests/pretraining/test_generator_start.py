@@ -9,7 +9,7 @@ from discern.model_files.run import build_objective, load_run
 from discern.objectives.base import Objective
 from discern.pretraining.warm_start import start_generator
 from discern.progress import Silent
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 from tests.small.run import make_run
 
 

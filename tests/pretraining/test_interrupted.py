@@ -10,7 +10,7 @@ import pytest
 
 from discern.errors import CheckpointError, DataError
 from discern.storage.checksums import write_recorded
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder
 from discern.training.checkpoint import newest_step
 from tests.pretraining.commands import CONSTANT, LIMIT, figures, start, train, weights
 

@@ -64,7 +64,7 @@ def test_each_source_is_recorded_and_measured(sources: list[Path], run: Path) ->
     assert results["rows"] == sum(each["rows"] for each in apart)
     assert results["heldout_by_source"]["general"]["heldout_loss"] == pytest.approx(apart[0]["loss"])
     assert json.loads((run / "evaluation.json").read_text()) == results
-    assert examine(run, 8, "cpu", Silent(), pytest.fail).findings
+    assert examine(run, 8, "cpu", Silent(), pytest.fail)["findings"]
     assert "Share of domain" in report(run, None).read_text(encoding="utf-8")
 
 

@@ -91,8 +91,7 @@ def test_it_resumes_to_the_same_bytes(run: Path, data: Path, tmp_path: Path) -> 
 
 def written(folder: Path, tokenizer: Any, **settings: Any) -> None:
     """A masked language model that transformers wrote, with its tokenizer."""
-    from transformers import ModernBertConfig as TheirConfig
-    from transformers import ModernBertForMaskedLM
+    from transformers import ModernBertConfig as TheirConfig, ModernBertForMaskedLM
 
     torch.manual_seed(0)
     sizes = {"hidden_size": 32, "intermediate_size": 24, "num_attention_heads": 2, "num_hidden_layers": 2, "local_attention": 8}

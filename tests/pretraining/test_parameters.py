@@ -9,7 +9,7 @@ from discern.errors import ConfigError
 from discern.objectives.base import Vocabulary
 from discern.pretraining import resume
 from discern.pretraining.resume import check_parameters
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 from tests.support import SPECIAL
 
 CPU = torch.device("cpu")

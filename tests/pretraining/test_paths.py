@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from discern.config.layers import read_file
+from discern.config.resolve import read_file
 from discern.model_files.export import export
 from discern.model_files.folder import open_model
 from discern.progress import Silent

@@ -18,8 +18,8 @@ from discern.pretraining.resume import Resume, refuse_another_run
 from discern.pretraining.run import Plan, clocked_work, plan
 from discern.progress import Silent
 from discern.storage.checksums import write_recorded
-from discern.training import metrics_log as trackers
-from discern.training.pretrain_config import read_written_config
+from discern.training import metrics as trackers
+from discern.training.config import read_written_config
 from tests.pretraining.commands import CONSTANT, LIMIT, figures, start, train, weights
 from tests.pretraining.test_evaluate import prepared
 
@@ -41,6 +41,14 @@ def test_two_processes_write_one_log_and_a_finished_run_says_so(data: Path, tmp_
     assert [line["step"] for line in lines] == [1, 2]
     assert json.loads(shown) == lines[-1]
     assert "nothing to do; to train longer, raise train.max_steps" in train(data, tmp_path, 2)
+
+
+def test_a_run_that_used_its_time_is_finished(data: Path, tmp_path: Path) -> None:
+    said = train(data, tmp_path, 100_000, "train.max_hours=0.0006")
+    steps = figures(tmp_path)[-1]["step"]
+    assert f"finished: {steps:,} step" in said
+    assert "in 2 seconds; to train longer, raise train.max_hours" in said
+    assert "100,000" not in said
 
 
 def test_going_on_with_other_arithmetic_is_said_once(data: Path, tmp_path: Path) -> None:
@@ -70,6 +78,8 @@ def test_a_dry_run_is_of_what_is_left_and_of_one_process(data: Path, tmp_path: P
     assert (rest.values["steps"], rest.values["first_step"]) == (8, 4)
     assert rest.values["flops"] == pytest.approx(whole.values["flops"] * 8 / 12)
     assert "8, from step 4 on" in rest.text
+    settings = [line for line in rest.text.splitlines() if line.startswith("setting")]
+    assert settings == ["setting       train.max_steps = 12 (--set)"], "not those of the preset"
     train(data, out, 3)
     config = read_written_config(out / "config.toml")
     assert config.train.max_steps == 4, "a complete run keeps its own length in its configuration"
@@ -81,7 +91,7 @@ def test_a_dry_run_tells_what_each_optimizer_updates(data: Path, tmp_path: Path)
     assert adamw["parameters_by_optimizer"].keys() == {"adamw"}
     shares = muon.values["parameters_by_optimizer"]
     assert shares["muon"]["parameters"] + shares["adamw"]["parameters"] == adamw["parameters"]
-    assert f"# optimizer     muon updates {shares['muon']['tensors']} matrices with" in muon.text
+    assert f"optimizer     muon updates {shares['muon']['tensors']} matrices with" in muon.text
     # Muon keeps one moment, not two; the average is as large as the weights. Each tensor is rounded up to 512 bytes.
     saved = adamw["memory_bytes"] - muon.values["memory_bytes"]
     rounding = 512 * sum(share["tensors"] for share in shares.values())
@@ -152,8 +162,8 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     milliseconds = {"float32": 1.0, "bfloat16": 2.0}
-    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr("discern.training.precision.measured", lambda *_: dict(milliseconds))
+    monkeypatch.setattr("discern.training.execution.cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr("discern.training.execution.measured", lambda *_: dict(milliseconds))
 
     def precision(name: str, steps: int) -> tuple[str, dict[str, float]]:
         train(data, tmp_path / name, steps, *CONSTANT, "train.precision=auto")
@@ -168,7 +178,7 @@ def test_a_run_keeps_the_precision_that_was_measured_when_it_began(
 
 
 def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("discern.training.precision.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("discern.training.execution.cpu_has_bfloat16", lambda: False)
     notes = train(data, tmp_path, 1, "train.precision=bfloat16")
     assert "this CPU has no instructions for it, so torch emulates it" in notes
     assert "train.precision=float32 in a new run" in notes

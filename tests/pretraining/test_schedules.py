@@ -18,9 +18,9 @@ from discern.pretraining.estimate import estimate
 from discern.pretraining.run import plan, pretrain, training_stream
 from discern.pretraining.warm_start import start_config
 from discern.progress import Silent
+from discern.training.config import load_pretrain_config
 from discern.training.flops import step_flops
-from discern.training.metrics_log import read_metrics
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.metrics import read_metrics
 from tests.data.small_text import write_vocabulary
 from tests.pretraining.commands import weights
 from tests.pretraining.test_evaluate import prepared

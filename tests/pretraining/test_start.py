@@ -15,7 +15,7 @@ from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.warm_start import WarmStartResult, fill, start_config
 from discern.progress import Silent
-from discern.training.pretrain_config import PretrainConfig
+from discern.training.config import PretrainConfig
 from tests.inference.small_scorers import ids_of
 from tests.parity.small_networks import make_noisy
 from tests.small.run import make_run

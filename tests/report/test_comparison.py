@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
 
-from discern.report.charts import chart_svg, pareto_front
+from discern.report.charts import pareto_front
 from discern.report.comparison import comparison_page, p_text, significance_notes, with_spread
 from discern.report.page import render_page
 from tests.report.test_page import NASTY, assert_stands_alone, structure
@@ -24,7 +23,6 @@ def row(name: str, score: float | None, flops: float | None, *, trained: bool = 
     points = [{"step": step, "flops": 100.0 * step, "mlm_loss": 5.0 / step, "heldout_mlm_loss": 6.0 / step} for step in (1, 2)]
     return {
         "name": name,
-        "objective": "mlm",
         "trained": trained,
         "network": "encoder",
         "finished_seeds": 2,
@@ -34,15 +32,8 @@ def row(name: str, score: float | None, flops: float | None, *, trained: bool = 
         "seconds": None if flops is None else 1.5,
         "positions": 100,
         "parameters": 12,
-        "shape": {
-            "num_layers": 2,
-            "hidden_size": 8,
-            "num_heads": 2,
-            "feedforward_size": 16,
-            "sequence_length": 32,
-            "sequences_per_step": 4,
-        },
-        "scores": {"rte": {"metric": "accuracy", "split": "dev", "examples": 9, "failed_finetunings": {}, **values}},
+        "shape": {"num_layers": 2, "hidden_size": 8, "num_heads": 2, "feedforward_size": 16},
+        "scores": {"rte": {"metric": "accuracy", "failed_finetunings": {}, **values}},
         "held_out": {"heldout_mlm_loss": spread(3.0, 3.5)} if trained else {},
         "failures": {},
         "settings": {"objective.name": name},
@@ -84,57 +75,33 @@ def comparison(*rows: dict[str, Any], p: float | None = 0.1, seeds: int = 3) -> 
 
 
 def test_a_page_stands_alone_and_shows_everything() -> None:
-    found = comparison(row("a", 0.5, 200.0), row("b", 0.6, 201.0), row("untrained", 0.4, 0.0, trained=False))
-    html = render_page(comparison_page(found))
+    page = comparison_page(
+        comparison(row(f"a{NASTY}", 0.5, 200.0), row("b", 0.6, 201.0), row("untrained", 0.4, 0.0, trained=False))
+    )
+    html = render_page(page)
     assert_stands_alone(html)
     structure(html)
     for shown in ("six hamsters", "0.7000 (0.6000 to 0.7000)", "rte (accuracy)", "smallest p", "untrained"):
         assert shown in html, shown
-    assert html.count("<svg") == 4  # score against FLOPs and seconds; loss in training and held out
-    assert render_page(comparison_page(found)) == html
-
-
-def test_a_budget_of_positions_is_told_from_the_tokens_of_the_curves() -> None:
-    first, second = row("a", 0.5, 200.0), row("b", 0.6, 201.0)
-    for each in (first["curves"], second["curves"]):
-        for curve in each:
-            curve["points"] = [{"tokens": 90 * n, "mlm_loss": 1.0 / n} for n in (1, 2)]
-    found = comparison(first, second) | {"equal": "tokens", "budget_unit": "positions (padding included)"}
-    page = comparison_page(found)
-    assert ("Budget of a run with budget = 1", "200 positions (padding included)") in page.facts
-    assert "tokens (without padding)" in {getattr(picture, "x_label", None) for picture in page.curves}
-
-
-def test_every_text_is_escaped() -> None:
-    found = comparison(row(NASTY, 0.5, 200.0), row("b", 0.6, 200.0))
-    assert "<script" not in render_page(comparison_page(found))
-
-
-def test_colors_stay_with_their_runs() -> None:
-    other = row("c", 0.6, 200.0)
-    for each in other["curves"]:
-        each["points"] = [{"step": s, "flops": 100.0 * s, "generator_loss": 2.0} for s in (1, 2)]
-    page = comparison_page(comparison(row("a", 0.5, 200.0), row("b", 0.6, 200.0), other))
-    (generator,) = [chart for chart in page.curves if chart.title == "Generator loss, training: c"]
-    assert [(line.label, line.color) for line in generator.lines] == [("c", 3)]
-    assert "var(--line-3)" in chart_svg(generator, "c")
+    assert [chart.title for chart in page.charts] == [
+        "Score against FLOPs of pre-training",
+        "Score against seconds of pre-training",
+        "Loss: training",
+        "Loss: held out",
+    ]
+    # One line per seed, in the color of its run.
+    assert [line.color for line in page.charts[2].lines] == [1, 1, 2, 2]
 
 
 def test_unfinished_without_tasks_and_with_failures() -> None:
     bare = comparison(row("a", None, None), row("b", 0.6, 1e7))
     bare["complete"] = False
+    bare["seeds"] = [0, 1, 2]
     bare["runs"][0]["failures"] = {"1": "step 3: the gradient is not finite"}
     html = render_page(comparison_page(bare))
-    assert "(not finished)" in html
-    assert "gradient is not finite" in html
-    bare["seeds"], bare["runs"][0]["finished_seeds"] = [0, 1, 2], 2
-    html = render_page(comparison_page(bare))
-    assert "2 of 3 (1 diverged)" in html
-    assert "remove" in html
-    assert "left out of the medians and of the test" in " ".join(
-        significance_notes(comparison(bare["runs"][0] | row("a", 0.5, 1.0) | {"failures": {"1": "x"}}, row("b", 0.6, 1.0)))
-    )
-    none = copy.deepcopy(bare) | {"tasks": [], "significance": []}
+    for shown in ("(not finished)", "gradient is not finite", "2 of 3 (1 diverged)", "remove", "left out of the medians"):
+        assert shown in html, shown
+    none = bare | {"tasks": [], "significance": []}
     assert "Scores after" not in render_page(comparison_page(none))
 
 
@@ -154,25 +121,20 @@ def test_the_limits_of_few_seeds_are_said(seeds: int, p: float | None, says: str
     assert significance_notes(comparison(row("a", 0.5, 1.0))) == []
 
 
-def test_a_p_is_never_shown_as_zero() -> None:
-    assert [p_text({"p": p}) for p in (None, 0.1, 0.001, 0.000155)] == [p_text({"p": None}), "0.100", "0.001", "0.0002"]
+def test_numbers_in_words() -> None:
+    assert [p_text({"p": p}) for p in (None, 0.1, 0.001, 0.000155)] == ["–", "0.100", "0.001", "0.0002"]  # never 0
+    assert with_spread(spread(0.5)) == "0.5000"
+    assert with_spread(spread(None)) == "–"
 
 
 def test_a_setting_that_is_none_is_a_difference() -> None:
-    found = comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0))
-    found["runs"][1]["settings"] = {"objective.mask_probability_end": "none", "objective.other": None, "files.text": 'é "x"'}
-    html = render_page(comparison_page(found))
+    settings = {"objective.mask_probability_end": "none", "objective.other": None, "files.text": 'é "x"'}
+    html = render_page(comparison_page(comparison(row("a", 0.5, 1.0), row("b", 0.6, 1.0) | {"settings": settings})))
     assert "objective.mask_probability_end" in html
     assert "objective.other" not in html
     assert "é &#34;x&#34;" in html
 
 
-def test_spread_of_one_value_is_that_value() -> None:
-    assert with_spread(spread(0.5)) == "0.5000"
-    assert with_spread(spread(None)) == "–"
-
-
 def test_pareto_front() -> None:
-    points = [(1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (3.0, 0.5), (4.0, 0.6), (1.0, 0.2)]
+    points = [(1.0, 0.2), (2.0, 0.5), (2.0, 0.4), (3.0, 0.5), (4.0, 0.6)]
     assert pareto_front(points) == [(1.0, 0.2), (2.0, 0.5), (4.0, 0.6)]
-    assert pareto_front([]) == []

@@ -1,31 +1,40 @@
-"""The page stands alone, escapes what it shows, and is the same for the same input."""
+"""Pages stand alone, escape what they show, are legible in light and dark, and are the same for the same input."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from html.parser import HTMLParser
+from typing import Any
+
+import pytest
 
 from discern.report.charts import Chart, Line, chart_svg
-from discern.report.curves import HeldOutMetric
-from discern.report.page import Page, ShadedText, Table, render_page
+from discern.report.page import (
+    Confusion,
+    Page,
+    Piece,
+    Table,
+    Texts,
+    entity_pieces,
+    render_page,
+    shaded_pieces,
+)
 
 NASTY = "<script>alert('&\"')</script>"
-CHART = Chart("Loss $x$", "nats", [Line("training", [1, 2, 3], [3.0, 2.0, 1.5]), Line("held out", [3], [1.6])])
+CHART = Chart("Loss $x$", "nats", (Line("training", (1, 2, 3), (3.0, 2.0, 1.5)), Line("held out", (3,), (1.6,), 2)))
 
 
 class Structure(HTMLParser):
-    """Collects ids and unclosed tags."""
+    """Collects the attributes of all elements, and unclosed tags."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.ids: list[str] = []
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.open: list[str] = []
-        self.tags: set[str] = set()
 
     def handle_starttag(self, tag: str, attrs: Sequence[tuple[str, str | None]]) -> None:
-        self.tags.add(tag)
-        self.ids += [value for name, value in attrs if name == "id" and value]
+        self.elements.append((tag, dict(attrs)))
         if tag not in ("meta", "link", "br", "hr", "img"):
             self.open.append(tag)
 
@@ -45,13 +54,19 @@ def structure(html: str) -> Structure:
 
 
 def full_page() -> Page:
+    mistake = {"words": [NASTY, "went"], "spans": [[0, 1, NASTY]], "invented": [[0, 1, NASTY]], "missed": []}
+    shaded = shaded_pieces(f"a {NASTY}", [(0, 1), (2, 10)], [0.125, 0.875])
     return Page(
         title=f"run {NASTY}",
         facts=[("Steps", NASTY)],
-        curves=[CHART, CHART],
-        metrics=[HeldOutMetric(NASTY, 0.5, NASTY)],
-        evaluated_at=1234,
-        detections=[ShadedText(f"a {NASTY}", [(0, 1), (2, 10)], [0.125, 0.875])],
+        verdict=[f"`a` & {NASTY}"],
+        charts=[CHART, CHART],
+        sections=[
+            Table("Metrics", ("name", "value"), [[NASTY, 0.5]], NASTY),
+            Confusion(NASTY, [NASTY, "x"], [[1, 1], [0, 0]]),
+            Texts(NASTY, [(NASTY, shaded)]),
+            Texts("Mistakes", [("", entity_pieces(mistake))], shaded=False),
+        ],
         configuration=NASTY,
         notes=[NASTY],
     )
@@ -68,59 +83,92 @@ def assert_stands_alone(html: str) -> None:
 def test_a_full_page_stands_alone_and_is_well_formed() -> None:
     html = render_page(full_page())
     assert_stands_alone(html)
-    found = structure(html)
-    assert len(found.ids) == len(set(found.ids))
-    assert set(re.findall(r'(?:href="|url\()#([\w-]+)', html)) <= set(found.ids)
+    ids = [attributes["id"] for _, attributes in structure(html).elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'(?:href="|url\()#([\w-]+)', html)) <= set(ids)
     assert html.count("<svg") == 2
-    assert "at step 1,234" in html
+    assert "a0b0c" not in html, "colors of charts are the page's"
+    for shown in (
+        "var(--line-2)",
+        "<code>a</code> &amp; &lt;script",
+        '<span class="token" style="--p:0.125" title="0.125">a</span> ',
+        '<span class="token marked" style="--p:0.875" title="0.875">&lt;script&gt;</span>alert',
+        '<td class="wrong" style="--p:0.500">1</td>',
+        '<span class="entity invented">&lt;script',
+    ):
+        assert shown in html, shown
+    assert html == render_page(full_page())
 
 
-def test_every_text_is_escaped() -> None:
-    html = render_page(full_page())
-    assert "<script" not in html
-    assert html.count("&lt;script&gt;alert(") == 7  # the title twice; a token ends within the one in the shaded text
+def test_empty_parts_are_left_out_and_half_a_surrogate_pair_can_be_written() -> None:
+    html = render_page(Page("run \udcff", sections=[Table("Nothing", ("name",), [])]))
+    assert not {tag for tag, _ in structure(html).elements} & {"table", "svg", "details", "dl", "h2"}
+    assert html.encode("utf-8")
 
 
-def test_the_same_page_gives_the_same_bytes() -> None:
-    assert render_page(full_page()) == render_page(full_page())
+@pytest.mark.parametrize("options", [{"logarithmic": True}, {"scatter": True}, {"level": 0.0, "slope": 1.0}])
+def test_a_chart_of_one_point_or_of_one_value_can_be_drawn(options: dict[str, Any]) -> None:
+    for values in ((0.0,), (2.0, 2.0)):
+        assert "<svg" in chart_svg(Chart("x", "y", (Line("x", values, values),), **options), "c")
 
 
-def test_colors_are_the_pages() -> None:
-    svg = chart_svg(CHART, "c")
-    assert "var(--line-1)" in svg
-    assert "var(--line-2)" in svg
-    assert "currentColor" in svg
-    assert "a0b0c" not in svg
-
-
-def test_a_token_carries_its_probability() -> None:
-    html = render_page(full_page())
-    assert '<span class="token" style="--p:0.125" title="0.125">a</span> ' in html
-    assert '<span class="token marked" style="--p:0.875" title="0.875">&lt;script&gt;</span>alert' in html
-
-
-def test_empty_parts_are_left_out() -> None:
-    html = render_page(Page("run", [], []))
-    assert not structure(html).tags & {"table", "svg", "details", "dl", "h2"}
-
-
-def test_half_a_surrogate_pair_can_be_written() -> None:
-    assert render_page(Page("run \udcff", [], [])).encode("utf-8")
-
-
-def test_a_chart_of_one_point_or_of_one_value_can_be_drawn() -> None:
-    for values in ([0.0], [2.0, 2.0]):
-        for logarithmic in (False, all(values)):
-            line = Line("x", list(range(1, len(values) + 1)), values)
-            assert "<svg" in chart_svg(Chart("x", "y", [line], logarithmic=logarithmic), "c")
-
-
-def test_columns_of_numbers_are_right_aligned_with_their_headers() -> None:
-    rows = [["a", 0.0, "1,024", "0.5 \u00b1 0.01", "", "2 runs"], ["b", "", "-3.5%", "0.25", "", "3"]]
-    table = Table("Scores", ["name", "score", "tokens", "spread", "empty", "text"], rows, "From `discern evaluate`.")
-    assert table.numeric == {1, 2, 3}
-    assert Table("Nothing", ["name"], []).numeric == frozenset()
-    html = render_page(Page(title="a run", facts=[], curves=[], tables=[table]))
+def test_numbers_are_right_aligned_and_empty_columns_left_out() -> None:
+    rows: list[list[Any]] = [["a", 0.0, 1024, "0.5 \u00b1 0.01", "", "2 runs"], ["b", None, "-3.5%", "0.25", None, "3"]]
+    html = render_page(Page("a run", sections=[Table("Scores", ("name", "score", "tokens", "spread", "empty", "text"), rows)]))
+    assert re.findall(r'<th scope="col">(\w+)</th>', html) == ["name", "text"]
     assert re.findall(r'<th scope="col" class="number">(\w+)</th>', html) == ["score", "tokens", "spread"]
     assert re.findall(r'<td class="number">(.*?)</td>', html) == ["0.0000", "1,024", "0.5 \u00b1 0.01", "", "-3.5%", "0.25"]
-    assert "From <code>discern evaluate</code>." in html
+
+
+@pytest.mark.parametrize(
+    ("text", "offsets", "probabilities", "pieces"),
+    [
+        (" ab c.", [(1, 3), (4, 5)], [0.1, 0.9], [Piece(" "), Piece("ab", 0.1), Piece(" "), Piece("c", 0.9), Piece(".")]),
+        ("é", [(0, 1), (0, 1)], [0.2, 0.7], [Piece("é", 0.7)]),
+        ("abc", [(0, 0), (0, 2), (1, 3)], [0.9, 0.2, 0.7], [Piece("ab", 0.2), Piece("c", 0.7)]),
+        ("nothing", [], [], [Piece("nothing")]),
+    ],
+)
+def test_shaded_pieces(text: str, offsets: list[tuple[int, int]], probabilities: list[float], pieces: list[Piece]) -> None:
+    assert shaded_pieces(text, offsets, probabilities) == pieces
+
+
+MISTAKE: dict[str, Any] = {
+    "words": "Ann Lee went to New York and Paris on Monday".split(),
+    "spans": [[0, 2, "PER"], [5, 6, "LOC"], [7, 8, "ORG"], [9, 10, "LOC"]],
+    "invented": [[5, 6, "LOC"], [7, 8, "ORG"], [9, 10, "LOC"]],
+    "missed": [[4, 6, "LOC"], [7, 8, "LOC"]],
+}
+
+
+@pytest.mark.parametrize(
+    ("record", "text", "marked"),
+    [
+        (
+            MISTAKE,
+            "Ann Lee went to New York and Paris on Monday",
+            [
+                ("Ann Lee", "right", "PER"),
+                ("New York", "missed", "LOC missed"),  # "York" was marked
+                ("Paris", "confused", "ORG, not LOC"),
+                ("Monday", "invented", "LOC invented"),
+            ],
+        ),
+        # Chinese has no spaces.
+        (
+            {"words": list("我在北京ok"), "spans": [[2, 4, "LOC"]], "invented": [], "missed": []},
+            "我在北京o k",
+            [("北京", "right", "LOC")],
+        ),
+        # Tags of single words are marked where they are wrong.
+        (
+            {"words": ["time", "flies", "fast"], "gold": ["NN", "VB", "RB"], "tags": ["NN", "NNS", "RB"]},
+            "time flies fast",
+            [("flies", "confused", "NNS, not VB")],
+        ),
+    ],
+)
+def test_entities_are_marked_with_what_went_wrong(record: dict[str, Any], text: str, marked: list[tuple[str, str, str]]) -> None:
+    pieces = entity_pieces(record)
+    assert "".join(piece.text for piece in pieces) == text
+    assert [(piece.text, piece.outcome, piece.label) for piece in pieces if piece.outcome] == marked

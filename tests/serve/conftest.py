@@ -5,17 +5,17 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import uvicorn
 
-from discern.serve.access import Access
 from discern.serve.app import serve_application
-from discern.serve.limits import Limits
 from discern.serve.model import ServedModel, load_served
+from discern.serve.server import Limits, bind, run
 
 
 @pytest.fixture(scope="package")
@@ -55,41 +55,28 @@ class Running:
 
 
 @contextmanager
-def running(models: list[ServedModel], limits: Limits, warnings: list[str] | None = None) -> Iterator[Running]:
+def running(models: list[ServedModel], limits: Limits = Limits()) -> Iterator[Running]:
     """A server in a thread of this process."""
-    from discern.serve import server
-    from discern.serve.server import bind
-
     address = bind("127.0.0.1", 0)
-    app, batcher = serve_application(models, address.access, limits, (warnings if warnings is not None else []).append)
-    holder: list[server.Handle] = []
-    ready = threading.Event()
-
-    def started(handle: server.Handle) -> None:
-        holder.append(handle)
-        ready.set()
-
-    thread = threading.Thread(target=server.run, args=(app, address, limits, started), daemon=True)
+    app, batcher = serve_application(models, address.access, limits, print)
+    servers: list[uvicorn.Server] = []
+    thread = threading.Thread(target=run, args=(app, address, limits, servers.append), daemon=True)
     thread.start()
-    assert ready.wait(20)
+    assert wait_until(lambda: servers)
     try:
         yield Running(address.port)
     finally:
-        holder[0].stop()
+        servers[0].should_exit = True
         thread.join(20)
         batcher.close(5)
         assert not thread.is_alive()
 
 
-def wait_until(condition: object, seconds: float = 20) -> bool:
+def wait_until(condition: Callable[[], object], seconds: float = 20) -> bool:
     """Whether a condition becomes true in time."""
-    assert callable(condition)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         if condition():
             return True
         time.sleep(0.05)
     return False
-
-
-LOCAL = Access()

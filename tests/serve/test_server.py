@@ -1,165 +1,132 @@
-"""Over real sockets: many at once, slow clients, cut requests, a port in use, an end by signal."""
+"""Requests that arrive together are computed together; over real sockets, slow clients, a port in use, an end by signal."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import urllib.request
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from discern.errors import ConfigError
-from discern.serve.limits import Limits
+from discern.errors import ConfigError, DataError
+from discern.serve.app import Batcher
 from discern.serve.model import ServedModel
-from discern.serve.server import GuardedProtocol, bind
-from tests.serve.conftest import Running, running, wait_until
-
-BODY = json.dumps({"text": "the chef ate the meal"}).encode()
+from discern.serve.server import Limits, bind
+from tests.serve.conftest import Running, running
 
 
-def post(server: Running, path: str = "/detect", body: bytes = BODY) -> dict[str, object]:
-    request = urllib.request.Request(f"http://127.0.0.1:{server.port}{path}", body, {"Content-Type": "application/json"})
-    found: dict[str, object] = json.loads(urllib.request.urlopen(request, timeout=60).read())
-    return found
+def batched(work: Callable[[Batcher], Awaitable[Any]]) -> Any:
+    """The result of a coroutine that uses a batcher."""
 
-
-def closed(connection: socket.socket) -> bool:
-    """Whether the other side has closed a connection; reads what is there."""
-    connection.settimeout(0.05)
-    try:
-        while connection.recv(1 << 16):
-            pass
-    except TimeoutError:
-        return False
-    except OSError:
-        return True
-    return True
-
-
-def test_two_hundred_requests_at_once(served: ServedModel) -> None:
-    found: list[dict[str, object]] = []
-    problems: list[Exception] = []
-
-    def ask(server: Running) -> None:
+    async def main() -> Any:
+        batcher = Batcher()
         try:
-            found.append(post(server))
-        except Exception as problem:
-            problems.append(problem)
+            return await asyncio.wait_for(work(batcher), 20)
+        finally:
+            batcher.close(5)
 
-    with running([served], Limits()) as server:
-        threads = [threading.Thread(target=ask, args=(server,)) for _ in range(200)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    assert not problems
-    assert len(found) == 200
-    first = found[0]["replaced_probability"]
-    assert all(each["replaced_probability"] == pytest.approx(first, abs=1e-5) for each in found)
+    return asyncio.run(main())
 
 
-def test_slow_clients_are_closed_and_others_are_served(served: ServedModel) -> None:
-    limits = Limits(request_seconds=1.5, stalled_seconds=1.5, max_connections=6)
+class Recorder:
+    """A model that waits until it is free, and records its batches; 'wrong' fails, and 'panic' does as the tokenizers library."""
+
+    def __init__(self) -> None:
+        self.free = threading.Event()
+        self.batches: list[list[str]] = []
+
+    def upper(self, items: Sequence[str], option: int = 0) -> list[str]:
+        self.free.wait(10)
+        self.batches.append(list(items))
+        if "wrong" in items:
+            raise ConfigError("no")
+        if "panic" in items:
+            raise type("PanicException", (BaseException,), {})("backtrack limit")
+        return [item.upper() for item in items]
+
+
+def test_requests_that_wait_share_a_batch_in_order() -> None:
+    model = Recorder()
+
+    async def ask(batcher: Batcher) -> Any:
+        first = asyncio.ensure_future(batcher.run(model.upper, ["a"]))
+        await asyncio.sleep(0.05)  # it computes now
+        others = [batcher.run(model.upper, [text, text], *options) for text, *options in (("b",), ("c", 1), ("d",))]
+        tasks = [first, *map(asyncio.ensure_future, others)]
+        await asyncio.sleep(0.05)
+        model.free.set()
+        return await asyncio.gather(*tasks)
+
+    assert batched(ask) == [["A"], ["B", "B"], ["C", "C"], ["D", "D"]]
+    assert model.batches == [["a"], ["b", "b", "d", "d"], ["c", "c"]]
+
+
+def test_a_wrong_request_fails_alone_and_a_cancelled_one_is_not_computed() -> None:
+    model = Recorder()
+
+    async def ask(batcher: Batcher) -> Any:
+        tasks = []
+        for text in ("a", "wrong", "panic", "b", "gone"):
+            tasks.append(asyncio.ensure_future(batcher.run(model.upper, [text])))
+            await asyncio.sleep(0.05)  # the first one is computed meanwhile
+        tasks[4].cancel()
+        await asyncio.sleep(0.05)
+        model.free.set()
+        return await asyncio.gather(*tasks, return_exceptions=True)
+
+    one, wrong, panic, two, gone = batched(ask)
+    assert (one, two) == (["A"], ["B"])
+    assert [type(error) for error in (wrong, panic, gone)] == [ConfigError, DataError, asyncio.CancelledError]
+    assert not [batch for batch in model.batches if "gone" in batch]
+
+
+def post(server: Running) -> Any:
+    """The answer to a request to detect."""
+    body = json.dumps({"text": "the chef ate the meal"}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{server.port}/detect", body, {"Content-Type": "application/json"})
+    return json.loads(urllib.request.urlopen(request, timeout=60).read())
+
+
+def test_slow_and_vanishing_clients_do_not_stop_others(served: ServedModel) -> None:
     half = b"POST /detect HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
-    with running([served], limits) as server:
-        silent, cut, vanishing, unread = (server.connect() for _ in range(4))
-        cut.sendall(half)
+    with running([served], Limits(max_connections=6)) as server:
+        slow, vanishing = server.connect(), server.connect()
+        slow.sendall(half)
         vanishing.sendall(half)
         vanishing.close()
-        # Asks again and again, and reads nothing: the answers of 80 kB fill the buffers of the sockets.
-        unread.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-        page = b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-        unread.setblocking(False)
-        for _ in range(200):
-            try:
-                unread.sendall(page)
-            except OSError:
-                break
         assert post(server)["tokens"]
-        assert wait_until(lambda: closed(silent) and closed(cut))
-        # Within the limit, and only then refused: a server that is full says so.
-        assert wait_until(lambda: len(_opened(server, 12)) < 12)
-        assert wait_until(lambda: _answers(server))
-        unread.close()
-
-
-def _opened(server: Running, count: int) -> list[socket.socket]:
-    """Connections of `count` that are not refused at once."""
-    connections = [server.connect() for _ in range(count)]
-    kept = [each for each in connections if not closed(each)]
-    for each in connections:
-        each.close()
-    return kept
-
-
-def _answers(server: Running) -> bool:
-    try:
-        return bool(post(server)["tokens"])
-    except OSError:
-        return False
-
-
-def test_a_request_on_a_connection_that_was_idle_has_all_its_time() -> None:
-    clock = SimpleNamespace(time=lambda: clock.now, call_later=lambda seconds, call: None, now=0.0)
-    aborted: list[float] = []
-    connection: Any = GuardedProtocol.__new__(GuardedProtocol)
-    connection.limits = Limits(request_seconds=20, stalled_seconds=100)
-    connection.loop, connection.cycle = clock, None
-    connection.transport = SimpleNamespace(get_write_buffer_size=lambda: 0, abort=lambda: aborted.append(clock.now))
-    connection._since = connection._read_at = connection._unread = 0
-    connection._watched = None
-    connection.cycle = SimpleNamespace(response_complete=True, more_body=False)  # answered
-    for seconds in range(1, 16):
-        clock.now = float(seconds)
-        connection._watch()
-    connection.cycle = SimpleNamespace(response_complete=False, more_body=True)  # a request whose body has not come yet
-    for seconds in range(16, 50):
-        clock.now = float(seconds)
-        connection._watch()
-        if aborted:
-            break
-    assert aborted == [37.0], "16 s, when it was seen, and more than 20 s later"
-
-
-def test_what_is_no_http_gets_an_answer_or_nothing_and_the_server_lives(served: ServedModel) -> None:
-    with running([served], Limits()) as server:
-        for junk in (b"\x16\x03\x01\x02\x00\x01", b"GET / HTTP/9.9\r\n\r\n", b"A" * 100_000, b"GET / HTTP/1.1\r\n\r\n"):
-            connection = server.connect()
-            connection.sendall(junk)
-            connection.settimeout(10)
-            assert connection.recv(100).startswith(b"HTTP/1.1 4")
-            connection.close()
-        assert post(server)["tokens"]
+        connections = [server.connect() for _ in range(6)]
+        connections[-1].sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert connections[-1].recv(100).startswith(b"HTTP/1.1 503"), "a server that is full says so"
 
 
 def test_a_port_in_use_is_told() -> None:
-    first = bind("127.0.0.1", 0)
-    first.listening.listen()
-    with pytest.raises(ConfigError, match=f"port {first.port} is in use") as caught:
-        bind("127.0.0.1", first.port)
-    assert f"--port {first.port + 1}" in (caught.value.hint or "")
-    first.listening.close()
+    with bind("127.0.0.1", 0).listening as listening:
+        listening.listen()
+        port = listening.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is in use") as caught:
+            bind("127.0.0.1", port)
+        assert f"--port {port + 1}" in (caught.value.hint or "")
     with pytest.raises(ConfigError, match="cannot listen on"):
         bind("203.0.113.7", 0)
 
 
-def test_a_token_is_needed_where_others_can_reach_the_server() -> None:
-    alone, others, chosen = bind("127.0.0.1", 0), bind("0.0.0.0", 0), bind("0.0.0.0", 0, token="sesame")
+@pytest.mark.parametrize("token", [None, "sesame", "a+b&c=d%"])
+def test_a_token_is_needed_where_others_can_reach_the_server(token: str | None) -> None:
+    alone, others = bind("127.0.0.1", 0, token=token), bind("0.0.0.0", 0, token=token)
+    alone.listening.close()
+    others.listening.close()
     assert alone.access.token is None
-    assert len(others.access.token or "") >= 32
-    assert chosen.url.endswith("?token=sesame")
-    odd = bind("0.0.0.0", 0, token="a+b&c=d%")
-    assert parse_qs(urlsplit(odd.url).query, strict_parsing=True) == {"token": ["a+b&c=d%"]}
-    for each in (alone, others, chosen, odd):
-        each.listening.close()
+    assert parse_qs(urlsplit(others.url).query) == {"token": [token or others.access.token]}
+    assert token or len(others.access.token or "") >= 32
 
 
 def test_the_command_prints_its_address_and_ends_at_sigterm(run_folder: Path) -> None:
@@ -168,10 +135,10 @@ def test_the_command_prints_its_address_and_ends_at_sigterm(run_folder: Path) ->
     assert process.stdout is not None
     said = json.loads(process.stdout.readline())
     assert said["models"] == [run_folder.name]
-    assert post(Running(said["port"]))["tokens"]
-    idle = Running(said["port"]).connect()
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(20) == 0
-    idle.close()
-    out, problems = process.communicate()
-    assert (out, problems) == ("", "")
+    server = Running(said["port"])
+    assert post(server)["tokens"]
+    assert urllib.request.urlopen(f"http://127.0.0.1:{server.port}/").headers["x-frame-options"] == "DENY"
+    with server.connect():  # an idle connection
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+    assert process.communicate() == ("", "")

@@ -17,8 +17,7 @@ from discern.model_files.folder import LoadedEncoder, choose_encoder
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
 from discern.storage.checksums import write_json, write_recorded
-from discern.tasks import families
-from discern.tasks import tasks as registry
+from discern.tasks import families, tasks as registry
 from discern.tasks.base import Definition, Labels, Layout, Task
 from discern.tasks.supervised import supervised
 from tests.parity.small_networks import make_noisy
@@ -104,7 +103,8 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
     record = make_record(loaded, tasks, definitions, files)
     for entry in record["tasks"].values():
         entry["digests"] = {}
-    record |= {"debug": False, "tokenizer_fingerprint": fingerprint(tokenizer), "language": "de", "text_license": "CC0"}
+    record |= {"debug": False, "tokenizer_fingerprint": fingerprint(tokenizer)}
+    record["provenance"] = {"languages": ["de"], "licenses": ["CC0"]}
     write_recorded(folder, {"finetuned.json": json.dumps(record), "tokenizer.json": path.read_text(), "config.toml": "[train]\n"})
     objective = supervised(loaded.encoder, tasks)
     scores = []
@@ -122,6 +122,7 @@ def make_finetuned(folder: Path, *, seeds: int = 1, model: ModelConfig | None = 
             "task": name,
             "metric": each.metrics[0],
             "split": "dev",
+            "selected_on": None,
             "train_examples": 1234,
             "examples": 321,
             "median": scores[0],

@@ -14,7 +14,7 @@ from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, COUNTS_FILE, FORMA
 from discern.objectives.base import Objective, Vocabulary
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.config import load_pretrain_config
 from tests.parity.small_networks import make_noisy
 from tests.small.tokenizers import small_tokenizer
 
@@ -25,6 +25,8 @@ EVALUATION = {
     "step": 20,
     "tokens": 4321,
     "seconds": 1.5,
+    "tokens_per_second": 2900.0,
+    "peak_memory_bytes": 2**30,
     "loss": 42.0,
     "generator_loss": 6.5,
     "heldout_loss": 43.5,

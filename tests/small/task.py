@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from discern.finetuning import plan as planning
-from discern.finetuning import run as finetuning
+from discern.finetuning import plan as planning, run as finetuning
 from discern.finetuning.plan import FinetunePlan
 from discern.finetuning.settings import Recipe
 from discern.model_files.folder import choose_encoder

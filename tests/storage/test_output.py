@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from discern.errors import ConfigError, DataError
-from discern.storage.output import OutputFolder, check_apart, check_output
+from discern.storage.files import OutputFolder, check_apart, check_output
 
 HOLDER = """
 import sys, time
 from pathlib import Path
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder
 with OutputFolder(Path(sys.argv[1])).staged() as folder:
     (folder.path / "weights").write_text("half")
     print("ready", flush=True)

@@ -10,7 +10,7 @@ import pytest
 
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.errors import ConfigError, DataError
-from discern.finetuning.data import find_splits
+from discern.finetuning.plan import find_splits
 from discern.tasks import tasks
 from discern.tasks.base import Definition, TaggingExample, TextEncoder, tag_counts
 from discern.tasks.features import IGNORED

@@ -16,9 +16,8 @@ from discern import kernels
 from discern.corruption.randomness import Randomness
 from discern.data.tokenizer import special_tokens, vocab_size
 from discern.errors import ConfigError, DataError
-from discern.models.base import Encoder, build_embeddings, build_encoder
+from discern.models.base import Encoder, build_embeddings, build_encoder, initialize
 from discern.models.config import build_config
-from discern.models.initialization import initialize
 from discern.tasks import contrastive_objective
 from discern.tasks.base import Labels, Reading, TextEncoder, TextGroup
 from discern.tasks.contrastive import SIMILARITY_METRICS, Contrastive, ContrastiveConfig

@@ -7,8 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from discern.tasks.features import IGNORED, Features, Ragged, TaskBatch, TaskRowsInOrder, TaskStream, collate, cut_windows
 

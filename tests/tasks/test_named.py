@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from discern.errors import ConfigError, DataError
-from discern.finetuning.data import find_files, find_splits
+from discern.finetuning.plan import find_files, find_splits
 from discern.tasks import tasks
 from discern.tasks.base import Definition, Reading, label_counts
 from tests.tasks.data_folder import data_folder, write

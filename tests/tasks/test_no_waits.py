@@ -25,8 +25,8 @@ from discern.tasks.supervised import SupervisedObjective
 from discern.tasks.tagging import Tagging, TaggingConfig
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
-from discern.training.interrupt import StopRequest
 from discern.training.prefetch import read_local_batch, read_onto_device
+from discern.training.process import StopRequest
 from discern.training.state import TrainContext
 from discern.types import with_spans
 from tests.models.test_unpadding import plain

@@ -9,8 +9,8 @@ import torch
 from torch.nn import functional as F
 
 from discern.models.base import build_encoder
-from discern.models.embeddings import Embeddings
 from discern.models.heads import PairStates
+from discern.models.layers import Embeddings
 from discern.tasks.base import Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.features import TaskRows

@@ -9,7 +9,7 @@ from torch import nn
 
 from discern.models.heads import NGrams
 from discern.tasks.features import Features, Ragged
-from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales
+from discern.tasks.supervised import fit_few_shot, fit_ngrams, fit_scales
 
 rng = np.random.default_rng(0)
 # No n-gram occurs twice in a text.

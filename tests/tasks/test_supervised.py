@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.models.base import Encoder, build_encoder
-from discern.models.embeddings import Embeddings
-from discern.models.initialization import initialize
+from discern.models.base import Encoder, build_encoder, initialize
+from discern.models.layers import Embeddings
 from discern.tasks.base import ClassificationExample, Labels
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder

@@ -15,7 +15,7 @@ from torch._dynamo.utils import counters
 from discern import kernels
 from discern.models.base import Encoder
 from discern.objectives import objectives
-from discern.training.compilation import compile_encoders
+from discern.training.execution import compile_encoders
 from tests.support import make_batch, settings
 
 LENGTHS = [(9, 7), (12, 3, 4), (6, 8), (6, 9, 2, 7)]

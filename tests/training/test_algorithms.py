@@ -12,7 +12,7 @@ from torch import Tensor
 from discern.objectives.rtd import ReplacedTokenDetection
 from discern.training import checkpoint
 from discern.training.loop import train
-from discern.training.metrics_log import add_held_out, held_out_metrics, read_metrics
+from discern.training.metrics import add_held_out, held_out_metrics, read_metrics
 from discern.training.state import State
 from tests.objectives.rtd_options import build_option
 from tests.training.test_loop import context

@@ -14,8 +14,8 @@ from discern.models.config import build_config
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device, join_ranks
+from discern.training.execution import resolve_precision, shared_precision
 from discern.training.loop import train
-from discern.training.precision import resolve_precision, shared_precision
 from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 
-from discern.training.compilation import choose_compilation, eager_evaluation
+from discern.training.execution import choose_compilation, eager_evaluation
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 

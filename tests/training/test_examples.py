@@ -10,7 +10,7 @@ import torch
 from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.training.evaluation import ExampleRows
-from discern.training.metrics_log import EXAMPLES_FILE, MetricsLog
+from discern.training.metrics import EXAMPLES_FILE, MetricsLog
 from tests.support import make_batch, settings
 
 BATCH = make_batch([[2, *range(5, 25), 3], [2, *range(30, 36), 3]])

@@ -21,9 +21,10 @@ from discern.model_files.run import build_objective
 from discern.models import encoders
 from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
-from discern.models.flops import module_flops
+from discern.models.layers import module_flops
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Phase, Vocabulary
+from discern.training.config import load_pretrain_config, step_sizes
 from discern.training.flops import (
     MASKED_SHARE,
     Flops,
@@ -37,8 +38,6 @@ from discern.training.flops import (
     shortest_time,
     step_flops,
 )
-from discern.training.pretrain_config import load_pretrain_config
-from discern.training.schedule import step_sizes
 from discern.types import CorruptedBatch, SpecialTokens
 from tests.support import MODELS, settings
 

@@ -21,16 +21,14 @@ from discern.objectives import objectives
 from discern.objectives.base import Objective, Phase
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.progress import Silent
-from discern.training import checkpoint, evaluation, loop, replica
+from discern.training import checkpoint, evaluation, loop, state as run_state
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
 from discern.training.flops import Flops, RunFlops
-from discern.training.interrupt import StopRequest
 from discern.training.loop import train
-from discern.training.metrics import TimeBudget, Work
-from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.replica import average_warning, averaged, update_average
-from discern.training.state import EarlyStopping, State, TrainContext
+from discern.training.metrics import MetricsLog, TimeBudget, Work, read_metrics
+from discern.training.process import StopRequest
+from discern.training.state import EarlyStopping, State, TrainContext, average_warning, averaged, update_average
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
@@ -213,7 +211,7 @@ def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
 def test_compiling_in_the_first_step_takes_none_of_the_time(
     compiled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replica, "compile_encoders", lambda *_: None)
+    monkeypatch.setattr(run_state, "compile_encoders", lambda *_: None)
     updates: list[float] = []
 
     def slow_at_first(*args: Any) -> None:

@@ -16,9 +16,9 @@ from discern.progress import Silent
 from discern.training import checkpoint
 from discern.training.config import OptimizerConfig, TrainConfig
 from discern.training.distributed import Ranks
-from discern.training.interrupt import StopRequest
 from discern.training.loop import train
-from discern.training.metrics_log import MetricsLog, read_metrics
+from discern.training.metrics import MetricsLog, read_metrics
+from discern.training.process import StopRequest
 from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 

@@ -11,22 +11,19 @@ import pytest
 import torch
 from torch import Tensor
 
-from discern.config.layers import preset_names
+from discern.config.resolve import preset_names
 from discern.data.batching.synthetic import SyntheticRows
-from discern.objectives import losses as word_logits
-from discern.objectives import objectives
+from discern.objectives import losses as word_logits, objectives
 from discern.objectives.base import Objective
 from discern.pretraining.bench import META, MemoryLedger, meta_bench, meta_step
 from discern.progress import Silent
-from discern.training import loop
-from discern.training import prefetch as feed
-from discern.training.config import OptimizerConfig, TrainConfig
+from discern.training import loop, prefetch as feed
+from discern.training.config import OptimizerConfig, TrainConfig, load_pretrain_config
 from discern.training.distributed import Ranks
 from discern.training.flops import step_flops
-from discern.training.interrupt import StopRequest
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.optimizer import clip_gradients
-from discern.training.pretrain_config import load_pretrain_config
+from discern.training.process import StopRequest
 from discern.training.state import TrainContext
 from tests.golden.runs import OPTIMIZERS, OPTIONS, ROWS, VARIANT_MODELS, VARIANTS
 from tests.support import MODELS, settings

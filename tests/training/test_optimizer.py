@@ -13,13 +13,18 @@ from discern.models.base import build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.models.heads import PredictionLayers
 from discern.objectives import objectives
-from discern.training.config import OptimizerConfig
-from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, hidden_matrices, parameter_groups
-from discern.training.schedule import learning_rate
-from discern.training.update_rules import Muon, orthogonalized
+from discern.training.config import OptimizerConfig, learning_rate
+from discern.training.optimizer import (
+    Muon,
+    Optimizer,
+    clip_gradients,
+    counts_by_rule,
+    hidden_matrices,
+    orthogonalized,
+    parameter_groups,
+)
 from tests.objectives.rtd_options import build_option
-from tests.parity.small_xlnet import build_network
-from tests.parity.small_xlnet import sizes as xlnet_sizes
+from tests.parity.small_xlnet import build_network, sizes as xlnet_sizes
 from tests.support import MODELS, settings
 
 Name = Literal["adamw", "muon", "stable-adamw"]

@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from discern.models.config import build_config
-from discern.training import precision
+from discern.training import execution
 from discern.training.distributed import Ranks
-from discern.training.precision import Precision, resolve_precision, shared_precision
+from discern.training.execution import Precision, resolve_precision, shared_precision
 
 CPU = torch.device("cpu")
 ALONE = Ranks(0, 1, CPU)
@@ -28,8 +28,8 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, float]:
         assert milliseconds, "nothing was to be measured"
         return dict(milliseconds)
 
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: True)
-    monkeypatch.setattr(precision, "measured", measured)
+    monkeypatch.setattr(execution, "cpu_has_bfloat16", lambda: True)
+    monkeypatch.setattr(execution, "measured", measured)
     return milliseconds
 
 
@@ -44,7 +44,7 @@ def test_the_faster_one_is_taken_where_it_wins_clearly(figures: dict[str, float]
 def test_nothing_is_measured_where_nothing_is_open(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("float32", "bfloat16"):
         assert resolve_precision(name, CPU, MODEL, 8) == shared_precision(name, ALONE, MODEL, 8) == Precision(name)
-    monkeypatch.setattr(precision, "cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr(execution, "cpu_has_bfloat16", lambda: False)
     assert resolve_precision("auto", CPU, MODEL, 8) == Precision("float32")
 
 
@@ -81,11 +81,11 @@ def test_the_fastest_pass_by_the_clock_of_one_thread_counts(monkeypatch: pytest.
         clock[0] += next(seconds[name])
         return nullcontext()
 
-    monkeypatch.setattr(precision, "autocast", timed)
+    monkeypatch.setattr(execution, "autocast", timed)
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
     monkeypatch.setattr(torch, "set_num_threads", threads.append)
     random = torch.get_rng_state()
-    assert precision.measured(7, 4, 16) == {"float32": 2.0, "bfloat16": 1.0}
+    assert execution.measured(7, 4, 16) == {"float32": 2.0, "bfloat16": 1.0}
     assert torch.equal(torch.get_rng_state(), random)
     assert threads == [1, torch.get_num_threads()]
     assert passes == ["float32", "bfloat16"] * (len(passes) // 2)

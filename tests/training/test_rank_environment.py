@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from discern.errors import ConfigError
-from discern.training.rank_environment import (
+from discern.training.process import (
     SINGLE_PROCESS,
     TIMEOUT_VARIABLE,
     RankEnvironment,

@@ -12,9 +12,9 @@ import pytest
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import ConfigError, DataError, RanksError
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder
 from discern.training.distributed import open_store, rendezvous
-from discern.training.rank_environment import lock_patience
+from discern.training.process import lock_patience
 
 
 @pytest.fixture

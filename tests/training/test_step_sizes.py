@@ -11,21 +11,24 @@ import numpy as np
 import pytest
 import torch
 
-from discern.config.layers import Origin, Setting, collect, parse_overrides
-from discern.config.resolve import InvalidConfigError, Resolved
-from discern.config.schedule import ScheduleSegment
-from discern.config.schema import to_toml
+from discern.config.resolve import InvalidConfigError, Origin, Resolved, Setting, collect, parse_overrides
+from discern.config.schema import ScheduleSegment, to_toml
 from discern.data.batching.rows import scheduled_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.objectives import objectives
 from discern.training import checkpoint
-from discern.training.config import TrainConfig
+from discern.training.config import (
+    PretrainConfig,
+    StepSizes,
+    TrainConfig,
+    load_pretrain_config,
+    resolve_pretrain_config,
+    step_sizes,
+)
 from discern.training.flops import run_flops, step_flops
 from discern.training.loop import train
 from discern.training.prefetch import read_local_batch
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, resolve_pretrain_config
-from discern.training.schedule import StepSizes, step_sizes
 from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, settings
 from tests.training.test_loop import SPLIT, context

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from discern.errors import ConfigError
-from discern.training.metrics_log import MetricsLog, check_trackers, read_metrics
+from discern.training.metrics import MetricsLog, check_trackers, read_metrics
 
 
 @pytest.fixture

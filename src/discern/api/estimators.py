@@ -15,18 +15,16 @@ import numpy as np
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.utils.validation import check_is_fitted
 
-from discern.api.arguments import python_errors
-from discern.api.verbs import overrides_of
+from discern.api.verb import in_python, overrides_of, python_errors
 from discern.cli.console import progress_display
 from discern.cli.progress import Listener
 from discern.errors import ConfigError, DataError
 from discern.finetuning.run import finetune
 from discern.inference.model import load
-from discern.inference.predict import examples_from_values, refuse_other_than_list
+from discern.inference.prediction import checked_list, examples_from_values
 from discern.progress import Progress
 from discern.tasks.metrics import span_scores, tag_accuracy
 from discern.tasks.rows import written
-from discern.wording import in_python
 
 _TEMPORARY = "discern-fit-"
 _FILE_OF_EXAMPLES = re.compile(rf"\S*/{_TEMPORARY}\w+/(train|dev)\.jsonl(?::(\d+))?")
@@ -137,8 +135,7 @@ def _values(texts: Any) -> list[Any]:
     values = texts.to_numpy() if hasattr(texts, "to_numpy") else texts
     if getattr(values, "ndim", 1) == 2 and values.shape[1] == 1:
         values = values[:, 0]
-    refuse_other_than_list(values)
-    return list(values)
+    return checked_list(values)
 
 
 @final

@@ -1,35 +1,157 @@
-"""The plan of a comparison: settings, number of steps and cost of every run, before anything is written."""
+"""The plan of a comparison: its TOML file, and settings, steps and cost of every run, before anything is written."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-import torch
+from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, model_validator
 
-from discern.compare.settings import UNTRAINED, CompareConfig, RunSpec, as_overrides, finetune_overrides, load_compare_config
-from discern.compare.tasks import TaskFolder, find_task_folders
-from discern.config.layers import read_file
-from discern.config.resolve import Resolved
-from discern.config.schema import flatten
+from discern.config.resolve import parse_overrides, parse_toml, read_file
+from discern.config.schema import Section, flatten, leaves, toml_value
 from discern.data.dataset.shards import TokenData
-from discern.errors import ConfigError, did_you_mean
-from discern.finetuning.settings import given_settings, load_finetune_config
-from discern.model_files.run import build_objective, vocabulary_of
+from discern.errors import ConfigError, DataError, did_you_mean
+from discern.finetuning.plan import find_files, find_splits
+from discern.finetuning.settings import Recipe, given_settings, load_finetune_config
+from discern.model_files.run import vocabulary_of
 from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
-from discern.storage.output import check_apart
+from discern.pretraining.run import meta_objective
+from discern.storage.checksums import checksum, read_text
 from discern.tasks import tasks as registry
-from discern.training.config import NO_STEP_LIMIT
-from discern.training.flops import Flops, run_flops
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
-from discern.training.schedule import step_sizes
+from discern.training.config import NO_STEP_LIMIT, RUN_POINTS, PretrainConfig, load_pretrain_config, step_sizes
+from discern.training.flops import run_flops
 
 CONVENTION = "executed: multiplications and additions of the matrix products that run, forward and backward"
-_NOTICEABLE = 0.03
+# Names of task folders besides the task's own; case and characters other than letters and digits are ignored.
+_USUAL_NAMES = {
+    "sst2": ("sst",),
+    "stsb": ("sts",),
+    "chunk": ("conll2000", "conll00", "chunking"),
+    "ner": ("conll2003", "conll03"),
+    "weibo-ner": ("weibo",),
+    "squad1": ("squad11", "squadv11", "squadv1", "squad"),
+    "squad2": ("squad20", "squadv20", "squadv2"),
+    "cmrc2018": ("cmrc",),
+    "naturalqs": ("naturalquestions", "naturalquestionsshort"),
+    "squad-mrqa": ("mrqasquad",),
+}
+
+
+UNTRAINED = "untrained"
+"""The name of the baseline's row."""
+
+# Settings by dotted key, whether they were written with dotted names or as nested tables.
+FlatSettings = Annotated[dict[str, Any], AfterValidator(lambda tree: dict(leaves(tree)))]
+
+
+def _beside(path: Path, file: ValidationInfo) -> Path:
+    return file.context / path if file.context else path
+
+
+# A path in the file of a comparison, relative to its folder.
+Beside = Annotated[Path, AfterValidator(_beside)]
+
+
+class RunSpec(Section):
+    """One row of the comparison: its differences from the settings that all rows share."""
+
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][\w.+-]*$", description="Name of the run: of its row in the results, and of its folders."
+    )
+    preset: str | None = Field(None, description="Preset to start from (default: the one that all runs share).")
+    config: Beside | None = Field(
+        None, description="TOML file over the preset, relative to this file (default: the one that all runs share)."
+    )
+    set: FlatSettings = Field(default_factory=dict, description="Settings of this run; they override all others.")
+    budget: float = Field(1.0, gt=0, description="Fraction of the comparison's budget that this run gets.")
+    network: str | None = Field(None, description="Network to fine-tune (default: the one that `discern export` exports).")
+
+
+class FinetuneSpec(Section):
+    """Settings of the fine-tuning of every encoder."""
+
+    seeds: int = Field(1, ge=1, description="Number of fine-tuning seeds per encoder and task; the score is their median.")
+    recipe: Recipe = Field("paper", description="Recipe, as for `discern finetune --recipe`.")
+    set: FlatSettings = Field(default_factory=dict, description="Settings of all fine-tuning runs.")
+    task_set: dict[str, FlatSettings] = Field(default_factory=dict, description="Further settings by task name.")
+
+
+class CompareConfig(Section):
+    """A comparison. The first run is the reference: it sets the budget, and the other runs are tested against it."""
+
+    equal: Literal["flops", "seconds", "tokens"] = Field(
+        "flops",
+        description="The cost that is equal for all runs. 'flops': executed FLOPs of the matrix products; 'seconds': training "
+        "time; 'tokens': positions read.",
+    )
+    seeds: int = Field(3, ge=1, description="Number of pre-training seeds per run.")
+    tasks: tuple[str, ...] = Field((), description="Task names, as for `discern finetune --task`.")
+    task_data: dict[str, Beside] = Field(default_factory=dict, description="Folder of each task by name, relative to this file.")
+    preset: str | None = Field(None, description="Preset that all runs start from; --preset overrides it.")
+    config: Beside | None = Field(None, description="TOML file over the preset, relative to this file.")
+    set: FlatSettings = Field(default_factory=dict, description="Settings of all runs; --set overrides them.")
+    run: tuple[RunSpec, ...] = Field(min_length=1, description="The runs, the reference first.")
+    finetune: FinetuneSpec = Field(default_factory=FinetuneSpec)
+    baseline: bool = Field(False, description="Also evaluate the reference's networks at step 0.")
+    keep: Literal["results", "encoder", "all"] = Field(
+        "encoder",
+        description="What to keep of a finished run besides its result files: nothing, the exported encoder, or everything.",
+    )
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> CompareConfig:
+        names = [run.name for run in self.run] + [UNTRAINED] * self.baseline
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"several rows are called {repeated.pop()}; names must differ ('{UNTRAINED}' is the baseline's)")
+        if self.run[0].budget != 1:
+            raise ValueError(f"run '{names[0]}' is the reference, whose budget is always 1; set budget for the other runs")
+        if stray := {*self.finetune.task_set, *self.task_data} - {*self.tasks}:
+            raise ValueError(f"settings or folders are given for {', '.join(sorted(stray))}, which the list of tasks lacks")
+        return self
+
+
+def load_compare_config(path: Path) -> CompareConfig:
+    """Read the TOML file of a comparison; the paths in it become relative to the working directory.
+
+    Raises:
+        ConfigError: the file cannot be read or is invalid; the message lists all problems.
+    """
+    text = read_text(path, hint="give the TOML file of a comparison; docs/howto/compare.md shows one", error=ConfigError)
+    try:
+        return CompareConfig.model_validate(parse_toml(text.removeprefix("\ufeff"), str(path)), context=path.parent)
+    except ValidationError as problem:
+        lines = [f"{path} does not describe a comparison:"]
+        for error in problem.errors(include_url=False):
+            place, told = ".".join(map(str, error["loc"])), error["msg"].removeprefix("Value error, ")
+            lines.append(f"- {place}: {told}" if place else f"- {told}")
+        example = 'a run is:  [[run]]  name = "mlm"  set = { "objective.name" = "mlm" };  docs/howto/compare.md has all keys'
+        raise ConfigError("\n".join(lines), hint=example) from problem
+
+
+def as_overrides(settings: Mapping[str, Any]) -> list[str]:
+    """Settings in the form that `--set` takes."""
+    return [f"{key}={toml_value(value)}" for key, value in settings.items()]
+
+
+@dataclass(frozen=True)
+class TaskFolder:
+    """A task and its files.
+
+    Attributes:
+        files: sha256 of each file by split; scores are valid for these files only.
+        overrides: settings with which every encoder is fine-tuned on it.
+    """
+
+    name: str
+    folder: Path
+    files: Mapping[str, str]
+    overrides: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -39,11 +161,9 @@ class PlannedRun:
     Attributes:
         overrides: all settings that override preset and file, except seed and time limit.
         config: the resolved configuration, with the first seed.
-        steps: number of steps; None if the run ends by time.
-        flops: FLOPs of all steps; None if the number of steps is unknown.
-        tokens: positions read in all steps, padding included; None if the number of steps is unknown.
+        cost: `steps`, `flops` and `flops_paper_convention` of all steps, and `tokens`: positions read, padding included; each is
+            None if the run ends by time.
         parameters: number of parameters, shared ones counted once.
-        own: keys that the run sets itself, in its `set` or in its file; they are not rescaled.
         network: the network to fine-tune.
         encoder: sizes of its encoder.
         trained: False for the baseline.
@@ -54,13 +174,10 @@ class PlannedRun:
     file: Path | None
     overrides: tuple[str, ...]
     config: PretrainConfig
-    steps: int | None
-    flops: Flops | None
-    tokens: int | None
+    cost: Mapping[str, Any]
     parameters: int
     network: str
     encoder: ModelConfig
-    own: frozenset[str] = frozenset()
     trained: bool = True
 
     @property
@@ -68,10 +185,10 @@ class PlannedRun:
         """Name of the row and of its folders."""
         return self.spec.name
 
-    def overrides_of(self, seed: int, hours: float | None = None) -> tuple[str, ...]:
-        """The settings of the row's pre-training with one seed, limited to `hours` if given."""
+    def settings_of(self, seed: int, hours: float | None = None) -> dict[str, Any]:
+        """The settings of the row's pre-training with one seed, limited to `hours` if given, as `pretrain` takes them."""
         limit = () if hours is None else (f"train.max_hours={hours!r}",)
-        return (*self.overrides, f"train.seed={seed}", *limit)
+        return {"config": self.file, "preset": self.preset, "overrides": (*self.overrides, f"train.seed={seed}", *limit)}
 
 
 @dataclass(frozen=True)
@@ -84,7 +201,6 @@ class ComparisonPlan:
         runs: the reference first, the baseline (if any) last.
         seeds: pre-training seeds.
         budget: the full budget in FLOPs or positions; None if it is the reference's training time, which is not known yet.
-        notes: remarks for the reader.
     """
 
     out: Path
@@ -95,7 +211,6 @@ class ComparisonPlan:
     seeds: range
     tasks: Sequence[TaskFolder]
     budget: float | None
-    notes: tuple[str, ...]
 
     @property
     def reference(self) -> PlannedRun:
@@ -105,233 +220,173 @@ class ComparisonPlan:
 
 def plan_comparison(
     config: Path,
-    *,
     data: Path,
     out: Path,
-    task_data: Path | None = None,
-    preset: str | None = None,
-    overrides: Sequence[str] = (),
-    device: str = "auto",
+    task_data: Path | None,
+    preset: str | None,
+    overrides: Sequence[str],
+    device: str,
 ) -> ComparisonPlan:
     """Resolve every run and find its number of steps; nothing is written. The arguments are those of `compare`.
 
     Raises:
         ConfigError, DataError: anything that would stop one of the runs.
     """
-    check_apart(out, data, task_data)
     settings = load_compare_config(config)
     tokens = TokenData.open(data)
-    tasks = find_task_folders(settings.tasks, task_data, settings.task_data)
-    planner = _Planner(settings, vocabulary_of(tokens), preset, overrides)
-    reference = planner.reference(settings.run[0])
-    others = [planner.run(spec, reference) for spec in settings.run[1:]]
-    baseline = [_baseline(reference)] if settings.baseline else []
-    for run in (reference, *others):
-        _check_fine_tuning(settings, run, tasks)
-    first = reference.config.train.seed
-    return ComparisonPlan(
-        out=out,
-        device=device,
-        config=settings,
-        data=tokens,
-        runs=(reference, *others, *baseline),
-        seeds=range(first, first + settings.seeds),
-        tasks=tasks,
-        budget=planner.amount(reference),
-        notes=tuple(planner.notes),
-    )
+    tasks = find_task_folders(settings, task_data)
+    shared = (*as_overrides(settings.set), *overrides)
+    planner = _Planner(settings.equal, vocabulary_of(tokens), preset or settings.preset, settings.config, shared)
+    runs: list[PlannedRun] = []
+    for spec in settings.run:
+        run = planner.resolve(spec)
+        if (hours := run.config.train.max_hours) is not None:
+            if runs or settings.equal != "seconds":
+                raise ConfigError(
+                    f"run '{run.name}' has train.max_hours = {hours:g}, which could end it before it reaches its budget",
+                    hint='--set train.max_hours=none; with equal = "seconds", only the first run may have it',
+                )
+            run = replace(run, cost=dict.fromkeys(run.cost))
+        runs.append(planner.within_budget(run, runs[0]) if runs else run)
+
+    # Resolve the settings of the fine-tuning, so that a mistake in them shows before any training
+    for run in runs:
+        for task in tasks:
+            with _naming(f"fine-tuning on '{task.name}'"):
+                given, encoder = given_settings(None, as_overrides(task.overrides)), encoders.load(run.encoder.encoder)
+                definitions = [registry.load(task.name)]
+                load_finetune_config(definitions, run.encoder, given, recipe=settings.finetune.recipe, encoder=encoder)
+
+    if settings.baseline:  # the reference's networks at step 0
+        spec = RunSpec(name=UNTRAINED, network=runs[0].spec.network)
+        runs.append(replace(runs[0], spec=spec, cost=dict.fromkeys(runs[0].cost, 0), trained=False))
+    first = runs[0].config.train.seed
+    seeds, budget = range(first, first + settings.seeds), runs[0].cost.get(settings.equal)
+    return ComparisonPlan(out, device, settings, tokens, tuple(runs), seeds, tasks, budget)
 
 
-def _check_fine_tuning(config: CompareConfig, run: PlannedRun, tasks: Sequence[TaskFolder]) -> None:
-    """Resolve the settings with which a run is fine-tuned, so that a mistake in them shows before any training."""
-    for task in tasks:
-        given = given_settings(None, finetune_overrides(config, task.name))
-        try:
-            load_finetune_config(
-                [registry.load(task.name)],
-                run.encoder,
-                given,
-                recipe=config.finetune.recipe,
-                encoder=encoders.load(run.encoder.encoder),
-            )
-        except ConfigError as problem:
-            raise ConfigError(f"fine-tuning on '{task.name}': {problem.message}", hint=problem.hint) from problem
+@contextmanager
+def _naming(part: str) -> Iterator[None]:
+    """Say in errors which part of the comparison they are about."""
+    try:
+        yield
+    except ConfigError as problem:
+        raise ConfigError(f"{part}: {problem.message}", hint=problem.hint) from problem
 
 
+@dataclass(frozen=True)
 class _Planner:
-    """Resolves the runs of a comparison, with the settings that all of them share."""
+    """Resolves the runs of a comparison, with what all of them share."""
 
-    def __init__(self, config: CompareConfig, vocabulary: Vocabulary, preset: str | None, overrides: Sequence[str]) -> None:
-        self._config, self._vocabulary = config, vocabulary
-        self._preset, self._overrides = preset, overrides
-        self.notes: list[str] = []
+    equal: str
+    vocabulary: Vocabulary
+    preset: str | None
+    file: Path | None
+    overrides: Sequence[str]
 
-    def reference(self, spec: RunSpec) -> PlannedRun:
-        """The first run, at its own train.max_steps."""
-        found = self._resolve(spec, [], None)
-        hours = found.config.train.max_hours
-        if self._config.equal == "seconds" and hours is not None:
-            self._refuse_phases(spec, found)
-            return replace(found, steps=None, flops=None, tokens=None)
-        self._refuse_hours(spec.name, hours)
-        return found
-
-    def run(self, spec: RunSpec, reference: PlannedRun) -> PlannedRun:
+    def within_budget(self, start: PlannedRun, reference: PlannedRun) -> PlannedRun:
         """A further run, with as many steps as its budget allows."""
-        self._refuse_set_by_file(spec, reference)
-        own = self._resolve(spec, [], None)
-        self._refuse_hours(spec.name, own.config.train.max_hours)
-        whole = self.amount(reference)
-        if whole is None:
-            return self._by_the_clock(spec, own, reference)
-        target = whole * spec.budget
-
-        def at(steps: int) -> PlannedRun:
-            return self._resolve(spec, _scaled(own, steps), steps)
-
-        found = at(_nearest_steps(lambda steps: self.amount(at(steps)) or 0.0, target, own.config.train.max_steps))
-        off = (self.amount(found) or 0.0) / target - 1
-        if abs(off) > _NOTICEABLE:
-            self.notes.append(
-                f"run '{spec.name}': {found.steps} whole steps differ from its budget by {off:+.1%}; "
-                "a larger train.max_steps reduces the difference"
-            )
-        return found
-
-    def amount(self, run: PlannedRun) -> float | None:
-        """The cost of a run in the unit that is kept equal; None if it is time, which is not known yet."""
-        if self._config.equal == "flops":
-            return None if run.flops is None else run.flops.executed
-        return run.tokens if self._config.equal == "tokens" else None
-
-    def _by_the_clock(self, spec: RunSpec, own: PlannedRun, reference: PlannedRun) -> PlannedRun:
-        self._refuse_phases(spec, own)
-        self._resolve(spec, ["train.max_hours=1"], NO_STEP_LIMIT)  # the limit is not known yet, but what it rules out is
-        found = self._resolve(spec, self._intervals(own, reference), NO_STEP_LIMIT)
-        return replace(found, steps=None, flops=None, tokens=None)
-
-    @staticmethod
-    def _intervals(own: PlannedRun, reference: PlannedRun) -> list[str]:
-        """The settings that keep the clock from scheduling work of a run if it does not schedule that of the reference.
-
-        Evaluations and checkpoints count as time of the run, so a run with more of them would train less.
-        """
-        if reference.config.train.max_hours is not None:
-            return []
-        keys = (f"{kind}_every_steps" for kind in ("log", "evaluate", "checkpoint"))
-        return [f"train.{key}={getattr(own.config.train, key)}" for key in keys]
-
-    def _refuse_phases(self, spec: RunSpec, own: PlannedRun) -> None:
-        if len(self._phases(own.config)) > 1:
+        # The run's own settings; those of all runs override its file.
+        spec = start.spec
+        file = {} if spec.config is None else read_file(spec.config)
+        own = {key for key, setting in file.items() if setting.origin.by_user} - parse_overrides(self.overrides).keys()
+        own |= spec.set.keys()
+        if given := own & {"train.seed", "train.max_steps"}:
             raise ConfigError(
-                f"run '{spec.name}' has several phases, which are set in steps; a run that ends by time has no fixed steps",
-                hint='equal = "flops" or "tokens"',
+                f"run '{spec.name}' sets {', '.join(sorted(given))}, but seeds and budget are those of '{reference.name}'",
+                hint="remove the setting; for fewer steps, set a fraction of the budget: budget = 0.5",
             )
 
-    def _resolve(self, spec: RunSpec, scaled: Sequence[str], steps: int | None) -> PlannedRun:
-        shared = (*as_overrides(self._config.set), *self._overrides)
+        whole = reference.cost.get(self.equal)
+        if whole is None:
+            self.resolve(spec, ["train.max_hours=1"], NO_STEP_LIMIT)  # the limit is not known yet, but what it rules out is
+            # Evaluations and checkpoints count as time of the run: without a time limit, the clock schedules none of the
+            # reference's, so it must not schedule more for the others.
+            now, pinned = flatten(start.config), reference.config.train.max_hours is None
+            intervals = [f"train.{kind}_every_steps" for kind in ("log", "evaluate", "checkpoint") if pinned]
+            run = self.resolve(spec, as_overrides({key: now[key] for key in intervals}), NO_STEP_LIMIT)
+            return replace(run, cost=dict.fromkeys(run.cost))
+
+        # The number of steps whose cost is nearest to the budget; cost grows with steps, nearly in proportion
+        tried: dict[int, PlannedRun] = {}
+        steps, target = start.config.train.max_steps, whole * spec.budget
+        while steps not in tried and len(tried) < 20:
+            tried[steps] = run = self.resolve(spec, _rescaled(start.config, steps, own), steps)
+            steps = max(1, round(steps * target / run.cost[self.equal]))
+        return min(tried.values(), key=lambda run: abs(run.cost[self.equal] - target))
+
+    def resolve(self, spec: RunSpec, scaled: Sequence[str] = (), steps: int | None = None) -> PlannedRun:
+        """The run with these settings in addition to its own."""
         limit = [] if steps is None else [f"train.max_steps={steps}"]
-        overrides = (*shared, *as_overrides(spec.set), *scaled, *limit)
-        preset = spec.preset or self._preset or self._config.preset
-        file = spec.config or self._config.config
-        try:
-            resolved = load_pretrain_config(file, preset, overrides)
-            config = resolved.config
-            objective = self._objective(config)
-        except ConfigError as problem:
-            raise ConfigError(f"run '{spec.name}': {problem.message}", hint=problem.hint) from problem
-        networks = objective.networks()
-        if spec.network is not None and spec.network not in networks:
-            raise ConfigError(f"run '{spec.name}' has no network '{spec.network}'", hint=did_you_mean(spec.network, networks))
-        train, sizes = config.train, step_sizes(config.train, config.data)
-        network = spec.network or next(iter(networks))
+        overrides = (*self.overrides, *as_overrides(spec.set), *scaled, *limit)
+        preset, file = spec.preset or self.preset, spec.config or self.file
+        with _naming(f"run '{spec.name}'"):
+            config = load_pretrain_config(file, preset, overrides).config
+            objective = meta_objective(config, self.vocabulary)
+        networks, sizes, max_steps = objective.networks(), step_sizes(config.train, config.data), config.train.max_steps
+        network, flops = spec.network or next(iter(networks)), run_flops(objective, max_steps, sizes).total
+        if network not in networks:
+            raise ConfigError(f"run '{spec.name}' has no network '{network}'", hint=did_you_mean(network, networks))
         return PlannedRun(
             spec=spec,
             preset=preset,
             file=file,
             overrides=overrides,
             config=config,
-            steps=train.max_steps,
-            flops=run_flops(objective, train.max_steps, sizes).total,
-            tokens=sizes.positions_before(train.max_steps),
+            cost={
+                "steps": max_steps,
+                "flops": flops.executed,
+                "flops_paper_convention": flops.paper,
+                "tokens": sizes.positions_before(max_steps),
+            },
             parameters=sum(parameter.numel() for parameter in objective.parameters()),
             network=network,
             encoder=networks[network].encoder.config,
-            own=frozenset({*spec.set} | (_set_by_file(resolved) if spec.config is not None else set())),
         )
 
-    def _objective(self, config: PretrainConfig) -> Any:
-        with torch.device("meta"):
-            return build_objective(config, self._vocabulary)
 
-    def _phases(self, config: PretrainConfig) -> list[Any]:
-        return list(self._objective(config).phases(config.train.max_steps))
-
-    def _refuse_set_by_file(self, spec: RunSpec, reference: PlannedRun) -> None:
-        """Refuse settings in the run's own file that its `set` may not contain."""
-        given = {} if spec.config is None else read_file(spec.config)
-        seed, found = given.get("train.seed"), given.get("train.max_steps")
-        if seed is not None and seed.origin.by_user:
-            raise ConfigError(
-                f"run '{spec.name}': {seed.origin.where} sets train.seed, but all runs have the seeds of '{reference.name}'",
-                hint="remove the line",
-            )
-        if found is not None and found.origin.by_user:
-            raise ConfigError(
-                f"run '{spec.name}': {found.origin.where} sets train.max_steps, which follows from the budget of "
-                f"'{reference.name}'",
-                hint="remove the line, or give the run a fraction of the budget: budget = 0.5",
-            )
-
-    def _refuse_hours(self, name: str, hours: float | None) -> None:
-        if hours is not None:
-            raise ConfigError(
-                f"run '{name}' has train.max_hours = {hours:g}, which could end it before it reaches its budget",
-                hint='--set train.max_hours=none; with equal = "seconds", only the first run may have it',
-            )
+def _rescaled(config: PretrainConfig, steps: int, fixed: set[str]) -> list[str]:
+    """The points of a run (warm-up, phases, freezing, schedules), rescaled to `steps`, except those in `fixed`."""
+    factor, settings = steps / config.train.max_steps, flatten(config)
+    scaled: dict[str, Any] = {}
+    for key in RUN_POINTS:
+        value = settings.get(key)
+        if key in fixed or not value:
+            continue
+        if isinstance(value, tuple):
+            # Of segments that begin at the same step, only the last one has any steps.
+            scaled[key] = tuple({round(step * factor): other for step, other in value}.items())
+        elif value >= 1:  # not a fraction of the run
+            scaled[key] = max(1, round(value * factor))
+    return as_overrides(scaled)
 
 
-def _baseline(reference: PlannedRun) -> PlannedRun:
-    """The reference's networks at step 0."""
-    spec = RunSpec(name=UNTRAINED, network=reference.spec.network)
-    return replace(reference, spec=spec, steps=0, flops=Flops(), tokens=0, trained=False)
+def find_task_folders(config: CompareConfig, root: Path | None) -> list[TaskFolder]:
+    """The folder of each task: the given one, or the first below `root` that has its name and its files.
+
+    Raises:
+        DataError: a folder is missing; the message lists the names searched for.
+    """
+    root = root and root.resolve()
+    below = [] if root is None else [root, *sorted(root.glob("*/")), *sorted(root.glob("*/*/"))]
+    tasks, missing = [], []
+    for task in config.tasks:
+        definition, names = registry.load(task), (task, *_USUAL_NAMES.get(task, ()))
+        usual = {_letters(name) for name in names}
+        folders = (path for path in below if _letters(path.name) in usual and "train" in find_splits(definition, path))
+        if folder := config.task_data.get(task) or next(folders, None):
+            files = {split: checksum(path) for split, path in find_files(definition, folder).paths.items()}
+            tasks.append(TaskFolder(task, folder, files, config.finetune.set | config.finetune.task_set.get(task, {})))
+        else:
+            missing.append(f"- {task}: a folder called {' or '.join(names)}, in any case, with or without - and _")
+    if missing:
+        where = f"no folder below --task-data ({root or 'not given'}) has a training file of these tasks:"
+        raise DataError(
+            "\n".join([where, *missing]),
+            hint="--task-data FOLDER, which holds one folder per task; or in the TOML file: [task_data] rte = 'path/to/RTE'",
+        )
+    return tasks
 
 
-def _scaled(run: PlannedRun, steps: int) -> list[str]:
-    """The settings that name steps (warm-up, phases, freezing, schedules), rescaled to the run's length unless it sets them."""
-    factor = steps / run.config.train.max_steps
-    own = flatten(run.config)
-    named = ("optimizer.", "objective.", "train.batch_schedule", "data.length_schedule")
-    keys = [key for key in own if key.startswith(named) and key not in run.own]
-    stretched = {key: _rescaled(key, own[key], factor) for key in keys}
-    return as_overrides({key: value for key, value in stretched.items() if value is not None and value != own[key]})
-
-
-def _rescaled(key: str, value: Any, factor: float) -> Any:
-    """A setting rescaled for a run that is `factor` times as long; None if it does not name steps."""
-    if key.endswith("_schedule") and isinstance(value, tuple):
-        steps: list[int] = []
-        for step, _ in value:
-            steps.append(max(round(step * factor), steps[-1] + 1 if steps else 0))
-        # Steps that rounding makes equal move to before the last one.
-        last = round(value[-1][0] * factor) if value else 0
-        steps = [min(step, last - after) for after, step in zip(reversed(range(len(steps))), steps, strict=True)]
-        return tuple((step, other) for step, (_, other) in zip(steps, value, strict=True)) or None
-    counts = key.endswith(("_steps", "_at")) and isinstance(value, int | float)
-    # Below 1 it is a fraction of the run, which needs no rescaling.
-    return max(1, round(value * factor)) if counts and value >= 1 else None
-
-
-def _set_by_file(resolved: Resolved[PretrainConfig]) -> set[str]:
-    """The keys that a file sets, without those that `--set` overrides."""
-    return {key for key in resolved.user_set if resolved.origins.get(key) != "--set"}
-
-
-def _nearest_steps(cost: Callable[[int], float], target: float, start: int) -> int:
-    """The number of steps whose cost is nearest to the target; cost grows with steps, nearly in proportion."""
-    tried: dict[int, float] = {}
-    steps = start
-    while steps not in tried and len(tried) < 20:
-        tried[steps] = cost(steps)
-        steps = max(1, round(steps * target / tried[steps]))
-    return min(tried, key=lambda number: abs(tried[number] - target))
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9]", "", name.lower())

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,15 @@ class CheckReport:
     errors: tuple[str, ...]
     overlap: tuple[FileOverlap, ...] | None
     filtered: dict[str, int] | None
+
+    def values(self) -> dict[str, Any]:
+        """The report as `--json` prints it; `remarks` are the problems in words."""
+        return vars(self) | {
+            "statistics": None if self.statistics is None else self.statistics.model_dump(),
+            "problems": [problem.model_dump() for problem in self.problems],
+            "remarks": [*map(str, self.problems)],
+            "overlap": None if self.overlap is None else [each.model_dump(mode="json") for each in self.overlap],
+        }
 
 
 def check(

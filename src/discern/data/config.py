@@ -6,8 +6,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from discern.config.schedule import MixtureSchedule, SizeSchedule, check_schedule
-from discern.config.schema import OTHER_NAME, Section, toml_value
+from discern.config.schema import OTHER_NAME, MixtureSchedule, Section, SizeSchedule, check_schedule, toml_value
 
 _SHORTEST = 8
 _SHORTEST_TWO_PART = 10  # a token for each of A and B beside [SEP] [SEP] [CLS] in the second half

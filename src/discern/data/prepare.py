@@ -64,11 +64,9 @@ from discern.data.tokenizer import fingerprint, load_tokenizer, lowercases, prep
 from discern.data.tokenizer.choice import TokenizerChoice, train_on
 from discern.data.tokenizer.encoding import token_dtype
 from discern.data.tokenizer.tokens import percent, unknown_warning
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, counted
 from discern.progress import Progress
-from discern.storage.files import cannot_write, write_bytes
-from discern.storage.output import OutputFolder, check_apart
-from discern.wording import counted
+from discern.storage.files import OutputFolder, cannot_write, check_apart, write_bytes
 
 FEW_HELDOUT_DOCUMENTS = 10
 """With fewer held-out documents, metrics depend on which documents are held out."""
@@ -106,6 +104,7 @@ class PrepareReport:
             "vocab_size": manifest.tokenizer.vocab_size,
             **manifest.model_dump(mode="json", include={"tokenizer", "filtered", "fingerprint", "problems", "overlap"}),
             "near_duplicates": near.removed if near else None,
+            "segmenter": manifest.configuration.get("segmenter"),
             "unchanged": self.unchanged,
             "repaired": list(self.repaired),
             "seconds": self.seconds,

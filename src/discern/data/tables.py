@@ -176,7 +176,7 @@ MALFORMED = "malformed row, left out"
 """Kind of the problem of a row that does not fit its table."""
 TableFormat = Literal["csv", "tsv", "jsonl", "json", "parquet", "text"]
 
-_BY_SUFFIX: dict[str, TableFormat] = {
+TABLE_SUFFIXES: dict[str, TableFormat] = {
     ".csv": "csv",
     ".tsv": "tsv",
     ".tab": "tsv",
@@ -292,7 +292,7 @@ def table_format(name: str, begin: str) -> TableFormat:
         return "jsonl"
     if suffix in ("", ".jsonl") and re.match(r"\s*\[\s*(\{|\]\s*$|$)", begin, re.MULTILINE):
         return "json"
-    return _BY_SUFFIX.get(suffix, "text")
+    return TABLE_SUFFIXES.get(suffix, "text")
 
 
 def delimited_table(

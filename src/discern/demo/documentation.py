@@ -8,40 +8,20 @@ import sys
 import sysconfig
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-_SKIPPED = {"test", "tests", "testing", "__pycache__", "idlelib", "lib2to3"}
+_SKIPPED = {"site-packages", "test", "tests", "testing", "__pycache__", "idlelib", "lib2to3"}
 _LEAST_CHARACTERS = 60
 _LEAST_WORDS = 5
 _CHARACTERS_PER_MARK = 1000
-_ROLE = re.compile(r":[\w:+-]+:`([^`]*)`|``([^`]+)``|`([^`]+)`_?")
+_ROLE = re.compile(r"(?::[\w:+-]+:)?`+([^`]+)`+_?")
 _PROMPT = re.compile(r"(>>>|\.\.\. |In \[|```|~~~)")
 _KINDS: dict[type[ast.AST], str] = {ast.Module: "module", ast.ClassDef: "class"}
 _BULLET = re.compile(r"([-*+•]|\d+[.)])\s+")
 
 
-@dataclass(frozen=True)
-class Collected:
-    """The documentation that was found.
-
-    Attributes:
-        documents: prose, one paragraph per line, each paragraph once.
-        kinds: the kind of object that each document describes: "module", "class" or "function".
-        modules: number of files with documentation.
-        packages: number of distributions and standard modules they belong to.
-        characters: total number of characters.
-    """
-
-    documents: list[str]
-    kinds: list[str]
-    modules: int
-    packages: int
-    characters: int
-
-
-def collect(limit: int, advance: Callable[[int], None]) -> Collected:
+def collect(limit: int, advance: Callable[[int], None]) -> list[dict[str, str]]:
     """Documentation strings of the standard library and the installed packages, as prose; no module is imported.
 
     Files are read in an order that depends on their names alone, so that the first files are a sample of all.
@@ -49,44 +29,34 @@ def collect(limit: int, advance: Callable[[int], None]) -> Collected:
     Args:
         limit: number of characters after which to stop.
         advance: called with the number of further characters found.
+
+    Returns:
+        For each documentation string its `text`, one paragraph per line, each paragraph once in the whole; the `kind` of object
+        that it describes: "module", "class" or "function"; and the `module`, as the path of its file.
     """
-    documents: list[str] = []
-    kinds: list[str] = []
-    seen: set[str] = set()
-    packages: set[str] = set()
-    modules = characters = 0
-    for package, path in _files():
-        found = 0
-        for kind, docstring in _docstrings(path):
+    modules: dict[str, Path] = {}
+    for root in {Path(sysconfig.get_paths()[name]) for name in ("stdlib", "purelib", "platlib")}:
+        for path in root.rglob("*.py"):
+            module = path.relative_to(root)
+            if not _SKIPPED & {*module.parts} and not path.name.startswith("test_"):
+                modules[module.as_posix()] = path
+
+    records: list[dict[str, str]] = []
+    seen = {""}  # what is not prose becomes ""
+    characters = 0
+    for name in sorted(modules, key=lambda name: blake2b(name.encode(), digest_size=8).digest()):
+        for kind, docstring in _docstrings(modules[name]):
             # Documentation repeats itself, and held-out text must not occur in the training text: keep each paragraph once.
-            fresh = [text for text in dict.fromkeys(_prose(docstring)) if text not in seen]
+            fresh = [text for text in dict.fromkeys(map(_plain, _paragraphs(docstring))) if text not in seen]
             seen.update(fresh)
             document = "\n".join(fresh)
             if len(document) >= _LEAST_CHARACTERS:
-                documents.append(document)
-                kinds.append(kind)
-                found += len(document)
-        if found:
-            modules, characters = modules + 1, characters + found
-            packages.add(package)
-            advance(found)
+                records.append({"text": document, "kind": kind, "module": name})
+                characters += len(document)
+                advance(len(document))
         if characters >= limit:
             break
-    return Collected(documents, kinds, modules, len(packages), characters)
-
-
-def _files() -> list[tuple[str, Path]]:
-    """Python files with the package that each belongs to, in the order of a hash of their names."""
-    paths = sysconfig.get_paths()
-    roots = dict.fromkeys(Path(paths[name]) for name in ("stdlib", "purelib", "platlib"))
-    found = []
-    for root in roots:
-        for path in root.rglob("*.py"):
-            parts = path.relative_to(root).parts
-            if "site-packages" not in parts and not _SKIPPED & set(parts) and not path.name.startswith("test_"):
-                found.append((parts[0].removesuffix(".py"), "/".join(parts), path))
-    found.sort(key=lambda item: blake2b(item[1].encode(), digest_size=8).digest())
-    return [(package, path) for package, _, path in found]
+    return records
 
 
 def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
@@ -104,14 +74,7 @@ def _docstrings(path: Path) -> Iterator[tuple[str, str]]:
         return
     for node in ast.walk(tree):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-            text = ast.get_docstring(node)
-            if text:
-                yield _KINDS.get(type(node), "function"), text
-
-
-def _prose(docstring: str) -> list[str]:
-    """The paragraphs of prose in a documentation string, without examples, tables and mark-up."""
-    return [text for paragraph in _paragraphs(docstring) if (text := _plain(paragraph))]
+            yield _KINDS.get(type(node), "function"), ast.get_docstring(node) or ""
 
 
 def _paragraphs(docstring: str) -> Iterator[str]:
@@ -139,7 +102,7 @@ def _paragraphs(docstring: str) -> Iterator[str]:
 
 def _plain(paragraph: str) -> str:
     """The paragraph without mark-up; empty if it is not prose."""
-    text = _ROLE.sub(lambda found: next(filter(None, found.groups()), "").rsplit(".", 1)[-1].lstrip("~!"), paragraph)
+    text = _ROLE.sub(lambda role: role[1].rsplit(".", 1)[-1].lstrip("~!"), paragraph)
     text = " ".join(text.replace("**", "").replace("::", ":").split())
     letters = sum(character.isalpha() or character == " " for character in text)
     return text if len(text.split()) >= _LEAST_WORDS and letters >= 0.85 * len(text) else ""

@@ -3,180 +3,241 @@
 from __future__ import annotations
 
 import json
+import math
+import random
+import re
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from discern.config.layers import usual_vocabulary
+import numpy as np
+
+from discern.config.resolve import usual_vocabulary
+from discern.data.dataset.shards import TokenData
 from discern.data.prepare import prepare
+from discern.data.tokenizer import load_tokenizer
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.demo.documentation import collect
-from discern.demo.task import LabeledTask, labeled_task
-from discern.demo.wrong_words import WrongWords, wrong_words
-from discern.errors import DataError
+from discern.finetuning.run import finetune
 from discern.inference.detection import Detection, detect
+from discern.inference.texts import Span, overlapping, words_of
+from discern.objectives.metrics import area_under_curve
 from discern.pretraining.evaluate import evaluate
 from discern.pretraining.run import pretrain
-from discern.progress import Progress
+from discern.progress import Progress, warning_to
 from discern.report.run_page import report
-from discern.storage.checksums import Record, read_json
-from discern.storage.files import whole_file, write_text
-from discern.training.rank_environment import require_single_process
+from discern.storage.checksums import CHECKSUMS_NAME, read_lines, write_lines
+from discern.storage.files import OutputFolder
+from discern.training.process import require_single_process
 
 VOCABULARY = usual_vocabulary("demo")
+CHARACTERS = 8_000_000
 # Sentences as in documentation, each with a word that does not belong: (text before, the word, text after).
 SENTENCES = (
     ("Return the number of elements in the", "because", "."),
-    ("This method should be called after the object is", "the", "and before it is used."),
+    ("This method should be called after the object is", "the", " and before it is used."),
     ("If the file does not", "an", ", an error is raised."),
-    ("The default value", "and", "None, which means that all columns are used."),
-    ("Returns a new list of", "list", "strings without changing the original."),
-    ("The name of the", "from", "to read from the configuration."),
+    ("The default value", "and", " None, which means that all columns are used."),
+    ("Returns a new list of", "list", " strings without changing the original."),
+    ("The name of the", "from", " to read from the configuration."),
 )
+# Held-out sentences in which a random word is replaced: how many, and of how many words.
+_RANDOM_SENTENCES, _SHORTEST, _LONGEST, _FEWEST_OCCURRENCES = 200, 8, 30, 5
+_SENTENCE_END = re.compile(r"(?<=[.!?])\s+")
+# The labeled task: texts per kind, for training and for evaluation. Pre-training matters most with few labels.
+OF_EACH_KIND = 200
+FINETUNE_SETTINGS: tuple[str, ...] = ("finetune.epochs=5", "files.text=text", "files.label=kind", "task.sequence_length=32")
+# Steps of the measured demonstration (docs/results), which finds wrong words; with half of them, the network has hardly begun to.
+_MEASURED_STEPS = 1_644
 
 
-@dataclass(frozen=True)
-class DetectedWord:
-    """The discriminator's result for a sentence with a wrong word.
-
-    Attributes:
-        detection: probabilities of all tokens of the sentence.
-        word: the wrong word.
-        rank: rank of the wrong word among the tokens by probability of *replaced*, from 1.
-    """
-
-    detection: Detection
-    word: str
-    rank: int
-
-
-@dataclass(frozen=True)
-class DemoResult:
-    """The results of a demonstration.
-
-    Attributes:
-        text: size of the text.
-        metrics: held-out metrics.
-        sentences: the sentences with a wrong word.
-        wrong_words: results for random words in held-out sentences; None if there is no sentence of a usual length.
-        report: HTML page.
-        seconds: duration of each stage.
-        task: results of the labeled task; None if there was too little text for it.
-    """
-
-    text: dict[str, int]
-    metrics: dict[str, Any]
-    sentences: list[DetectedWord]
-    wrong_words: WrongWords | None
-    report: Path
-    seconds: dict[str, float]
-    task: LabeledTask | None = None
-
-
-def demo(
-    *,
-    out: Path,
-    progress: Progress,
-    warn: Callable[[str], None],
-    minutes: float = 3.0,
-    characters: int = 8_000_000,
-    overrides: Sequence[str] = (),
-    task_overrides: Sequence[str] = (),
-) -> DemoResult:
+def demo(out: Path, minutes: float, overrides: Sequence[str], progress: Progress) -> dict[str, Any]:
     """Run every stage that is not finished yet.
 
     Args:
         out: folder for text, data set, run and report; an interrupted demonstration in it is continued.
         minutes: maximum duration of the training.
-        characters: maximum amount of documentation.
         overrides: settings that override those of preset `demo`.
-        task_overrides: settings of the labeled task.
+
+    Returns:
+        The size of the text; the held-out metrics by name; `sentences`: the rank of the wrong word of each by suspicion;
+        `wrong_words`: the same for random words in held-out sentences; `labeled_task`: scores with and without pre-training;
+        `baseline`: a simple model on that task; `note`: a sentence if too few steps were trained, or None; `report`: path of the
+        page; `seconds_by_stage`.
 
     Raises:
         ConfigError: it was started by torchrun with several processes.
-        DataError: the folder holds something else, or this Python has no documentation to read.
+        DataError: the folder holds something else.
     """
     require_single_process("the demonstration")
-    run = out / "run"
+    run, data, warn = out / "run", out / "data", warning_to(progress)
     seconds: dict[str, float] = {}
-    stage = _Stopwatch(seconds)
-    text = _collect(out, characters, progress)
-    stage("collect")
-    if not (out / "data").exists():
-        choice = TokenizerChoice(train="wordpiece", vocab_size=VOCABULARY, lowercase=True)
-        prepare([str(out / "text.jsonl")], out=out / "data", tokenizer=choice, progress=progress)
-    stage("prepare")
-    hours = f"train.max_hours={minutes / 60:.6f}"
-    pretrain(data=out / "data", out=run, preset="demo", overrides=(hours, *overrides), progress=progress)
-    stage("pretrain")
-    metrics = evaluate(run, data=out / "data", progress=progress, warn=warn)
-    stage("evaluate")
-    found = detect(run, [" ".join(parts).replace(" .", ".").replace(" ,", ",") for parts in SENTENCES], progress, warn)
-    sentences = [_rank(detection, before, word) for detection, (before, word, _) in zip(found, SENTENCES, strict=True)]
-    random_words = wrong_words(run, out / "data", progress, warn)
-    page = report(run, out / "report.html", found)
-    stage("report")
-    task = labeled_task(out, metrics["step"], progress, tuple(task_overrides))
-    stage("fine-tune")
-    return DemoResult(text, metrics, sentences, random_words, page, seconds, task)
 
+    @contextmanager
+    def timed(stage: str) -> Iterator[None]:
+        since = time.perf_counter()
+        yield
+        seconds[stage] = round(time.perf_counter() - since, 1)
 
-class _Sizes(Record):
-    documents: int
-    characters: int
-    modules: int
-    packages: int
-
-
-def _collect(out: Path, characters: int, progress: Progress) -> dict[str, int]:
-    """Write the corpus, unless it exists; returns its size."""
-    facts = out / "text.json"
-    if facts.is_file():
-        sizes = read_json(facts, _Sizes, hint=f"remove {facts} and text.jsonl, and the text is collected again")
-        return {name: sizes[name] for name in _Sizes.model_fields}
-    if out.exists() and not out.is_dir():
-        raise DataError(f"{out} is a file, but the demonstration needs a folder", hint="choose another --out")
-    if out.exists() and {path.name.removeprefix(".").removesuffix(".partial") for path in out.iterdir()} - {"text.jsonl"}:
-        raise DataError(f"{out} is not empty and contains no demonstration", hint="choose another --out, or empty the folder")
-    out.mkdir(parents=True, exist_ok=True)
-    progress.start("reading documentation", characters, "characters")
-    found = collect(characters, progress.advance)
-    progress.finish()
-    if not found.documents:
-        raise DataError("this Python has no documentation strings to learn from", hint="prepare text of your own instead")
-    with whole_file(out / "text.jsonl") as stream:
-        stream.writelines(
-            json.dumps({"text": document, "kind": kind}) + "\n"
-            for document, kind in zip(found.documents, found.kinds, strict=True)
+    with timed("collect"):
+        records = _collect(out, progress)
+    with timed("prepare"):
+        if not data.exists():
+            choice = TokenizerChoice(train="wordpiece", vocab_size=VOCABULARY, lowercase=True)
+            prepare([str(out / "text.jsonl")], out=data, tokenizer=choice, progress=progress)
+    with timed("pretrain"):
+        hours = f"train.max_hours={minutes / 60:.6f}"
+        pretrain(data=data, out=run, preset="demo", overrides=(hours, *overrides), progress=progress)
+    with timed("evaluate"):
+        metrics = evaluate(run, data=data, progress=progress, warn=warn)
+    with timed("report"):
+        fixed = [(f"{before} {word}{after}", (len(before) + 1, len(before) + 1 + len(word))) for before, word, after in SENTENCES]
+        changed = _with_random_words(data)
+        detections = detect(run, [sentence for sentence, _ in (*fixed, *changed)], progress, warn)
+        shown, others = detections[: len(fixed)], detections[len(fixed) :]
+        ranks, auc = _find(others, [span for _, span in changed])
+        page = report(run, out / "report.html", shown)
+    with timed("fine-tune"):
+        task, baseline = _labeled_task(records, out, metrics["step"], progress)
+    sentences = [
+        {"text": detection.text, "wrong_word": word, "rank": rank, "words": len(words_of(detection.text))}
+        for detection, rank, (_, word, _) in zip(shown, _find(shown, [span for _, span in fixed])[0], SENTENCES, strict=True)
+    ]
+    note = None
+    if metrics["step"] < _MEASURED_STEPS / 2:
+        longer = math.ceil(minutes * _MEASURED_STEPS / metrics["step"])
+        note = (
+            f"{metrics['step']:,} steps are too few for this network to learn much: the figures in the documentation are those "
+            f"of {_MEASURED_STEPS:,}. On this machine, continue with --minutes {longer}."
         )
-    sizes = {
-        "documents": len(found.documents),
-        "characters": found.characters,
-        "modules": found.modules,
-        "packages": found.packages,
+    return {
+        "text": {
+            "documents": len(records),
+            "characters": sum(len(record["text"]) for record in records),
+            "modules": len({record["module"] for record in records}),
+            "packages": len({record["module"].partition("/")[0] for record in records}),
+        },
+        **metrics,
+        "sentences": sentences,
+        "wrong_words": {"sentences": len(ranks), "auc": auc, "most_suspicious": ranks.count(1)},
+        "labeled_task": task,
+        "baseline": baseline,
+        "note": note,
+        "report": str(page),
+        "seconds_by_stage": seconds,
     }
-    write_text(facts, json.dumps(sizes) + "\n")
-    return sizes
 
 
-def _rank(detection: Detection, before: str, word: str) -> DetectedWord:
-    start = len(before) + 1
-    inside = [at for at, (first, last) in enumerate(detection.offsets) if first < start + len(word) and last > start]
-    worst = max(detection.replaced_probability[at] for at in inside)
-    others = [p for at, p in enumerate(detection.replaced_probability) if at not in inside]
-    return DetectedWord(detection, word, 1 + sum(probability > worst for probability in others))
+def _collect(out: Path, progress: Progress) -> list[dict[str, str]]:
+    """Write the corpus, unless it exists; returns its documents."""
+    corpus, folder = out / "text.jsonl", OutputFolder(out)
+    if not corpus.is_file():
+        folder.refuse_others({corpus.name, CHECKSUMS_NAME}, "demonstration")
+        folder.make(shared=True)
+        progress.start("reading documentation", CHARACTERS, "characters")
+        records = collect(CHARACTERS, progress.advance)
+        progress.finish()
+        write_lines(corpus, records)
+    return read_lines(corpus, hint=f"remove {corpus}, and the text is collected again")
 
 
-class _Stopwatch:
-    """Records the duration of each stage."""
+def _with_random_words(data: Path) -> list[tuple[str, Span]]:
+    """Held-out sentences with one of their words replaced at random, and its place. The choice is the same each time.
 
-    def __init__(self, seconds: dict[str, float]) -> None:
-        self._seconds = seconds
-        self._since = time.perf_counter()
+    All words that occur at least five times in the held-out text are equally likely.
+    """
+    sentences: list[tuple[str, list[Span]]] = []
+    tokenizer, generator = load_tokenizer(data), random.Random(0)
+    for shard in TokenData.open(data).split("heldout").shards:
+        for start, stop in pairwise(shard.sentence_starts):
+            for text in _SENTENCE_END.split(tokenizer.decode(shard.tokens[start:stop].tolist())):
+                words = [(start, end) for start, end in words_of(text) if text[start:end].isalpha()]
+                if _SHORTEST <= len(words) <= _LONGEST and "[UNK]" not in text:
+                    sentences.append((text, words))
+    frequent = Counter(text[start:end] for text, words in sentences for start, end in words)
+    candidates = sorted(word for word, times in frequent.items() if times >= _FEWEST_OCCURRENCES)
+    generator.shuffle(sentences)
+    changed = []
+    for text, words in sentences[:_RANDOM_SENTENCES]:
+        start, end = generator.choice(words)
+        word = generator.choice([word for word in candidates if word != text[start:end]])
+        changed.append((text[:start] + word + text[end:], (start, start + len(word))))
+    return changed
 
-    def __call__(self, stage: str) -> None:
-        now = time.perf_counter()
-        self._seconds[stage] = round(now - self._since, 1)
-        self._since = now
+
+def _find(detections: Sequence[Detection], spans: Sequence[Span]) -> tuple[list[int], float]:
+    """The rank of each wrong word among the words of its sentence by probability of *replaced*, from 1, and the AUC.
+
+    The AUC is the chance that a wrong word looks more suspicious than another word of any sentence.
+    """
+    ranks: list[int] = []
+    scores: list[float] = []
+    is_wrong: list[bool] = []
+    for detection, span in zip(detections, spans, strict=True):
+        probabilities = [word.probability for word in detection.words]
+        wrong = overlapping([(word.start, word.end) for word in detection.words], span)
+        worst = max(probabilities[word] for word in wrong)
+        ranks.append(1 + sum(probability > worst for probability in probabilities))
+        scores += probabilities
+        is_wrong += [word in wrong for word in range(len(probabilities))]
+    return ranks, area_under_curve(np.array(scores, np.float32), np.array(is_wrong))
+
+
+def _labeled_task(
+    records: Sequence[Mapping[str, str]], out: Path, step: int, progress: Progress
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Does a documentation string describe a module, a class or a function? Three seeds each with and without pre-training.
+
+    Args:
+        records: the documents.
+        out: folder of the demonstration, with its run.
+        step: step of the run; after more training it is another model, which is fine-tuned in another folder.
+
+    Returns:
+        The benefit of pre-training, and the score of a baseline.
+    """
+    kinds: dict[str, list[str]] = {}
+    for record in records:
+        kinds.setdefault(record["kind"], []).append(record["text"].partition("\n")[0][:200])
+    folder, settings = out / "task", list(FINETUNE_SETTINGS)
+    folder.mkdir(exist_ok=True)
+    size = min(OF_EACH_KIND, *(len(texts) // 2 for texts in kinds.values()))
+    for texts in kinds.values():
+        random.Random(0).shuffle(texts)
+    for split, first in (("train", 0), ("dev", size)):
+        path = folder / f"{split}.jsonl"
+        write_lines(path, [{"text": text, "kind": kind} for kind in sorted(kinds) for text in kinds[kind][first : first + size]])
+        settings.append(f"files.{split}={json.dumps(str(path), ensure_ascii=False)}")
+    pretrained, untrained = (
+        finetune(
+            str(out / "run"),
+            out=folder / name,
+            overrides=settings,
+            seeds=3,
+            untrained=not baselines,
+            baselines=baselines,
+            progress=progress,
+        )
+        for name, baselines in ((f"pretrained-{step}", True), ("untrained", False))
+    )
+    task = {
+        "examples": pretrained["train_examples"],
+        "pretrained": pretrained["scores"],
+        "untrained": untrained["scores"],
+        "difference": pretrained["median"] - untrained["median"],
+        "verdict": verdict(pretrained["scores"], untrained["scores"]),
+    }
+    return task, pretrained["baselines"]["tfidf"]
+
+
+def verdict(pretrained: Sequence[float], untrained: Sequence[float]) -> str:
+    """The conclusion about pre-training that the scores of the seeds allow."""
+    if min(pretrained) > max(untrained):
+        return "every pre-trained seed is above every untrained one"
+    if max(pretrained) < min(untrained):
+        return "every pre-trained seed is below every untrained one"
+    return "no difference: the seeds of the two overlap"

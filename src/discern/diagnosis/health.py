@@ -15,8 +15,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from discern.models.electra.encoder import BertEncoder
-from discern.objectives.base import Objective, Vocabulary, WordTargets
-from discern.parsing import is_number
+from discern.objectives.base import Objective, WordTargets
 from discern.types import StepOutput
 
 if TYPE_CHECKING:
@@ -32,13 +31,17 @@ _STRONG_SAMPLES = 0.6
 _WEAK_SAMPLES = 0.02
 # A discriminator that answers "original" everywhere: 0.000; one that learns: 0.045 and more.
 _LEAST_RECALL = 0.02
+# AUC by guessing: 0.50; of runs whose discriminator did not begin to learn: 0.54 and 0.548; of those that did: 0.57 and more.
+_LEAST_AUC = 0.55
+# AUC of the smallest networks that found wrong words (docs/results, "What networks learn, on two cores"): 0.71 and 0.73.
+_USEFUL_AUC = 0.7
 # Adversarial training has a surrogate loss, whose value has no meaning; its gradient is the generator's.
 _SURROGATE = "adversarial"
-USUAL_WEIGHTS = (1.0, 50.0)  # of the losses of generator and discriminator
+_USUAL_WEIGHTS = (1.0, 50.0)  # of the losses of generator and discriminator
 # Networks that learn showed it within 1,400 steps (docs/howto/doctor.md); a run of fewer steps is diagnosed after a tenth of it.
 _EARLY_STEPS = 1000
-_OF_PROGRESS = ("replaced_fraction", "discriminator_recall", "discriminator_auc", "embedding_norm_drift")
-_OF_PROGRESS_ENDINGS = ("_gain", "_loss_share")
+_AT_ANY_TIME = ("duplicate_fraction", "embedding_gradient_cosine", "data_share", "host_share")
+"""Metrics that do not depend on the progress of a run."""
 
 # Pieces of advice: a text, or settings to change with their new values.
 Advice = str | Mapping[str, object]
@@ -53,16 +56,15 @@ _SMALL_NETWORK: Advice = {
 
 def advise(settings: Settings, *advice: Advice) -> str:
     """The advice that applies, the most promising first, without settings that are already set or that the objective lacks."""
-    given = []
+    texts = []
     for piece in advice:
         if isinstance(piece, str):
-            given.append(piece)
+            texts.append(piece)
             continue
         missing = [f"{key} = {value!r}" for key, value in piece.items() if not settings or settings.get(key, value) != value]
         if missing:
-            listed = " and ".join([*filter(None, [", ".join(missing[:-1])]), missing[-1]])
-            given.append(f"for small networks {listed}" + (" (as preset cpu-small)" if len(piece) > 1 else ""))
-    return "; ".join(given)
+            texts.append(f"for small networks {', '.join(missing)} (as preset cpu-small)")
+    return "; ".join(texts)
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class Finding:
         verdict: where the value lies.
         cause: the meaning of the value, or its most likely cause.
         knob: what to change; "" if nothing needs to change.
+        early: whether it has no verdict because it is too early to tell.
     """
 
     name: str
@@ -84,6 +87,7 @@ class Finding:
     verdict: Verdict
     cause: str
     knob: str = ""
+    early: bool = False
 
 
 def finding_in_range(
@@ -109,6 +113,18 @@ def finding_in_range(
     return Finding(name, value, usual, "fine", fine)
 
 
+def usefulness(auc: float) -> str:
+    """What the held-out AUC of a discriminator that scores every token says about its use, and what to expect when."""
+    if auc >= _USEFUL_AUC:
+        return f"AUC {auc:.2f}: the discriminator tells replaced tokens from original ones; 0.5 is guessing"
+    better = "better than guessing, which is 0.5, but" if auc >= _LEAST_AUC else "hardly better than guessing, which is 0.5, and"
+    return (
+        f"AUC {auc:.2f} is {better} not yet useful for finding wrong words. For comparison: 0.73 after the 1,644 steps of the "
+        "demo in three minutes on two free cores; with preset cpu-small 0.69 after 8 million tokens and 0.76 after 45 million, "
+        "an hour. Only against a strong generator, whose samples fit, is a low AUC normal"
+    )
+
+
 def unusual_findings(findings: Iterable[Finding]) -> list[Finding]:
     """The findings whose values are outside their usual range."""
     return [finding for finding in findings if finding.verdict in ("low", "high")]
@@ -124,31 +140,6 @@ def warning_of(finding: Finding) -> str:
 
 
 @dataclass(frozen=True)
-class WordPrediction:
-    """The loss of guessing words by their frequencies, which an encoder that predicts words has to beat.
-
-    Attributes:
-        targets: how the words that the encoder predicts are chosen.
-        entropy: entropy of the word frequencies, in nats.
-        doubt: entropy of the original word given the visible one, in nats; None: it follows from `targets.correct`, as nothing
-            is known about how the wrong words are chosen.
-        advice: what helps an encoder that does not beat it.
-    """
-
-    targets: WordTargets
-    entropy: float
-    doubt: float | None = None
-    advice: tuple[Advice, ...] = (_LONGER,)
-
-    def loss_without_context(self, correct: float) -> float:
-        """The loss of the best guess from the word frequencies and the visible word alone, in nats."""
-        doubt, shown = self.doubt, self.targets.shown
-        if doubt is None:
-            doubt = (1 - correct) * self.entropy - sum(share * math.log(share) for share in (correct, 1 - correct) if share > 0)
-        return (1 - shown) * self.entropy + shown * doubt
-
-
-@dataclass(frozen=True)
 class Expectations:
     """The expected metrics of an objective.
 
@@ -158,7 +149,9 @@ class Expectations:
             alone, most of which were replaced, 'replaced' is the easy answer; an energy model at its best answers 'original'.
         weights: of the losses 'generator' and 'discriminator', if the loss is their sum with constant weights.
         discriminator_from: step at which the discriminator begins to learn.
-        words: the baseline loss of an encoder that predicts words at the chosen positions; None for other encoders.
+        words: the words that the encoder predicts at the chosen positions; None if it predicts none, or their frequencies are
+            unknown.
+        local_start: whether the encoder has a local initialization.
         settings: settings of the run by dotted key, so that advice leaves out what is already set; empty if unknown.
     """
 
@@ -166,17 +159,18 @@ class Expectations:
     detects_every_token: bool = True
     weights: tuple[float, float] | None = None
     discriminator_from: int = 0
-    words: WordPrediction | None = None
+    words: WordTargets | None = None
+    local_start: bool = False
     settings: Settings = field(default_factory=dict)
 
 
-def expectations(objective: Objective, max_steps: int, settings: Settings | None = None) -> Expectations:
+def expectations(objective: Objective, max_steps: int, settings: Settings) -> Expectations:
     """The expectations for an objective as it is trained.
 
     Args:
         settings: settings of the run by dotted key.
     """
-    begins, first = max_steps, 0
+    begins, first, words = max_steps, 0, objective.word_targets()
     for phase in objective.phases(max_steps):
         if (phase.trains is None or "discriminator" in phase.trains) and "discriminator" not in phase.holds:
             begins = min(begins, first)
@@ -186,30 +180,29 @@ def expectations(objective: Objective, max_steps: int, settings: Settings | None
         detects_every_token=objective.Config.detects_every_token,
         weights=objective.loss_weights(),
         discriminator_from=begins,
-        words=_word_prediction(objective),
-        settings=settings or {},
+        words=None if words is None or words.vocabulary.token_counts is None else words,
+        local_start=isinstance(next(iter(objective.networks().values())).encoder, BertEncoder),
+        settings=settings,
     )
 
 
-def _word_prediction(objective: Objective) -> WordPrediction | None:
-    """The loss that an objective's encoder has to beat; None if it predicts no words, or word frequencies are unknown."""
-    targets = objective.word_targets()
-    if targets is None or targets.vocabulary.token_counts is None:
-        return None
-    vocabulary: Vocabulary = targets.vocabulary
-    counts = targets.vocabulary.token_counts.double().clone()
-    special = vocabulary.special
+def loss_without_context(targets: WordTargets, sampled_accuracy: float = 0.0) -> float:
+    """The loss of guessing words by their frequencies and the visible word alone, in nats; an encoder has to beat it.
+
+    Args:
+        targets: how the words that the encoder predicts are chosen, with their counts.
+        sampled_accuracy: fraction of the visible words that are the original, where `targets` does not tell.
+    """
+    special, counts = targets.vocabulary.special, torch.as_tensor(targets.vocabulary.token_counts).double().clone()
     counts[[special.pad, special.cls, special.sep, special.mask]] = 0  # never predicted
-    if not bool(counts.any()):
-        return None
     frequencies = counts / counts.sum()
-    advice: list[Advice] = [_LONGER]
-    if isinstance(next(iter(objective.networks().values())).encoder, BertEncoder):
-        advice.append(_LOCAL_START)
-    if targets.hides_all:
-        advice.append("objective.mask_token_probability = 0.85, which leaves some of the chosen words visible")
-    doubt = None if targets.correct is None else doubt_at_shown_words(frequencies, targets.correct)
-    return WordPrediction(targets, float(torch.special.entr(frequencies).sum()), doubt, tuple(advice))
+    entropy = float(torch.special.entr(frequencies).sum())
+    if targets.correct is not None:
+        doubt = doubt_at_shown_words(frequencies, targets.correct)
+    else:  # nothing is known about how the wrong words are chosen
+        shares = torch.tensor([sampled_accuracy, 1 - sampled_accuracy], dtype=torch.float64)
+        doubt = (1 - sampled_accuracy) * entropy + float(torch.special.entr(shares).sum())
+    return (1 - targets.shown) * entropy + targets.shown * doubt
 
 
 def doubt_at_shown_words(frequencies: Float[Tensor, "V"], correct: float) -> float:
@@ -241,7 +234,6 @@ def diagnose_metrics(metrics: Mapping[str, float], expected: Expectations) -> li
     replaced, sampled = metrics.get("replaced_fraction"), metrics.get("sampled_accuracy")
     if expected.generator_learns and replaced is not None and sampled is not None and sampled < 1:
         chosen = replaced / (1 - sampled)  # fraction of the tokens that were masked
-        larger = () if settings.get("objective.generator_size") == 1.0 else ("a larger objective.generator_size",)
         findings.append(
             finding_in_range(
                 "replaced_fraction",
@@ -256,15 +248,12 @@ def diagnose_metrics(metrics: Mapping[str, float], expected: Expectations) -> li
                 ),
                 high=(
                     "the generator is weak: hardly any sample equals the original, as it has learned little but word frequencies",
-                    advise(settings, _LONGER, _LOCAL_START, *larger),
+                    advise(settings, _LONGER, _LOCAL_START, "a larger objective.generator_size"),
                 ),
             )
         )
     recall, auc = metrics.get("discriminator_recall"), metrics.get("discriminator_auc")
-    if recall is not None and not expected.detects_every_token:
-        cause = "fraction of the replaced tokens that are detected; a usual range is known for objective 'rtd' only"
-        findings.append(Finding("discriminator_recall", recall, None, "unknown", cause))
-    elif recall is not None:
+    if recall is not None and expected.detects_every_token:
         findings.append(
             finding_in_range(
                 "discriminator_recall",
@@ -279,42 +268,45 @@ def diagnose_metrics(metrics: Mapping[str, float], expected: Expectations) -> li
             )
         )
     if auc is not None and expected.detects_every_token and (recall or 0.0) >= _LEAST_RECALL:
+        knob = advise(settings, "another optimizer.learning_rate", _LONGER, _SMALL_NETWORK)
+        told = usefulness(auc)
+        finding = finding_in_range("discriminator_auc", auc, (_LEAST_AUC, 1.0), fine=told, low=(told, knob))
+        # What is usual may still be of no use.
+        findings.append(replace(finding, verdict="unknown") if _LEAST_AUC <= auc < _USEFUL_AUC else finding)
+    generator, discriminator = metrics.get("generator_loss"), metrics.get("discriminator_loss")
+    if expected.weights == _USUAL_WEIGHTS and generator is not None and discriminator is not None:
         findings.append(
             finding_in_range(
-                "discriminator_auc",
-                auc,
-                # Guessing: 0.50; runs whose discriminator did not begin to learn: 0.54 and 0.548; those that did: 0.57 and more.
-                (0.55, 1.0),
-                fine="the discriminator tells replaced tokens from original ones better than by guessing, which is 0.5",
-                low=(
-                    "the discriminator marks tokens hardly better than by guessing, which is 0.5; this is usual early in a run; "
-                    "otherwise the learning rate is too low or too high, or the network too small",
-                    advise(settings, "another optimizer.learning_rate", _LONGER, _SMALL_NETWORK),
-                ),
+                "discriminator_loss_share",
+                1 - generator / (generator + 50 * discriminator),
+                (0.7, 0.9),  # at the first step 0.77, on the unigram plateau 0.74, with a good generator 0.87
+                fine="as usual for the weights 1 and 50",
+                low=("the generator's loss dominates: the discriminator has an easy task", "a larger objective.generator_size"),
+                high=("the discriminator's loss dominates: the generator learns too little", "objective.discriminator_weight"),
             )
         )
     words = expected.words
-    if words is not None and (loss := metrics.get(words.targets.metric)) is not None:
-        correct = metrics.get("sampled_accuracy") if words.targets.correct is None else words.targets.correct
-        if correct is not None:
-            blind = words.loss_without_context(correct)
-            compared = f"{loss:.2f} nats; the word frequencies alone would give {blind:.2f}"
-            findings.append(
-                finding_in_range(
-                    words.targets.metric.removesuffix("_loss") + "_gain",
-                    blind - loss,
-                    # nats; measured: -0.05 and -0.04 in runs that learned only the word frequencies, 0.22 in an mlm run that
-                    # learned more
-                    (0.1, math.inf),
-                    fine=f"the network uses the context: {compared}",
-                    low=(
-                        f"the network predicts words {'hardly' if loss < blind else 'no'} better than word frequencies would: "
-                        f"{compared}; this is usual early in a run; later, it means that the network is too small to start "
-                        "learning",
-                        advise(settings, *words.advice),
-                    ),
-                )
+    if words is not None and (loss := metrics.get(words.metric)) is not None:
+        blind = loss_without_context(words, metrics.get("sampled_accuracy", 0.0))
+        advice: list[Advice] = [_LONGER, *([_LOCAL_START] if expected.local_start else [])]
+        if words.hides_all:
+            advice.append("objective.mask_token_probability = 0.85, which leaves some of the chosen words visible")
+        compared = f"{loss:.2f} nats; the word frequencies alone would give {blind:.2f}"
+        findings.append(
+            finding_in_range(
+                words.metric.removesuffix("_loss") + "_gain",
+                blind - loss,
+                # nats; measured: -0.05 and -0.04 in runs that learned only the word frequencies, 0.22 in an mlm run that learned
+                # more
+                (0.1, math.inf),
+                fine=f"the network uses the context: {compared}",
+                low=(
+                    f"the network predicts words {'hardly' if loss < blind else 'no'} better than word frequencies would: "
+                    f"{compared}; this is usual early in a run; later, it means that the network is too small to start learning",
+                    advise(settings, *advice),
+                ),
             )
+        )
     return findings
 
 
@@ -348,7 +340,7 @@ def _word_embeddings(objective: Objective) -> Tensor:
     return weights
 
 
-def diagnose_drift(now: float, before: float, settings: Settings | None = None) -> Finding:
+def diagnose_drift(now: float, before: float, settings: Settings) -> Finding:
     """`embedding_norm` as a multiple of its value at the start."""
     return finding_in_range(
         "embedding_norm_drift",
@@ -358,118 +350,58 @@ def diagnose_drift(now: float, before: float, settings: Settings | None = None) 
         high=(
             "the word embeddings have grown far beyond their initial norm, as in networks that learn only word frequencies, "
             "or with too high a learning rate",
-            advise(settings or {}, "a larger model.initializer_range", _LOCAL_START, _LOWER_RATE),
+            advise(settings, "a larger model.initializer_range", _LOCAL_START, _LOWER_RATE),
         ),
     )
 
 
-def _discriminator_share(share: float) -> Finding:
-    return finding_in_range(
-        "discriminator_loss_share",
-        share,
-        (0.7, 0.9),  # at the first step 0.77, on the unigram plateau 0.74, with a good generator 0.87
-        fine="as usual for the weights 1 and 50",
-        low=("the generator's loss dominates: the discriminator has an easy task", "a larger objective.generator_size"),
-        high=("the discriminator's loss dominates: the generator learns too little", "objective.discriminator_weight"),
-    )
-
-
-def diagnose_loss_shares(output: StepOutput, expected: Expectations) -> list[Finding]:
-    """The share of each weighted term in the loss of a batch, without a surrogate."""
-    parts = {
-        name: term.weight * float(term.total.detach()) / max(term.count, 1)
-        for name, term in output.terms.items()
-        if name != _SURROGATE
-    }
-    whole = sum(parts.values())
-    if len(parts) < 2 or whole <= 0:
-        return []
-    return [
-        _discriminator_share(part / whole)
-        if name == "discriminator" and expected.weights == USUAL_WEIGHTS
-        else Finding(
-            f"{name}_loss_share", part / whole, None, "unknown", "share of the weighted loss", f"objective.{name}_weight"
-        )
-        for name, part in parts.items()
-    ]
-
-
-def embedding_gradients(objective: Objective, output: StepOutput) -> dict[str, Tensor]:
-    """The gradient of each weighted term with respect to the word embeddings, (V, E) by name; terms without one are left out.
+def diagnose_gradients(objective: Objective, output: StepOutput) -> Finding:
+    """Cosine of the generator's gradient and that of the other terms at the word embeddings, if both networks train them.
 
     Args:
         output: of a forward pass with gradient.
     """
-    table, gradients = _word_embeddings(objective), {}
-    for name, term in output.terms.items():
+    table, name = _word_embeddings(objective), "embedding_gradient_cosine"
+    sides: tuple[list[Tensor], list[Tensor]] = ([], [])
+    for term_name, term in output.terms.items():
         if term.total.requires_grad:  # not for a generator without weights, or a term that is only reported
-            loss = term.total * (term.weight / max(term.count, 1))
-            (gradient,) = torch.autograd.grad(loss, [table], retain_graph=True, allow_unused=True)
-            if gradient is not None and bool(gradient.any()):
-                gradients[name] = gradient
-    return gradients
+            sides[term_name in ("generator", _SURROGATE)].append(term.total * (term.weight / max(term.count, 1)))
+    losses = [torch.stack(side).sum() for side in sides if side]
+    gradients = [torch.autograd.grad(loss, table, retain_graph=True, materialize_grads=True)[0].flatten() for loss in losses]
+    if len(gradients) < 2 or not all(gradient.any() for gradient in gradients):
+        return Finding(name, None, None, "unknown", "only one network trains the word embeddings: there is no conflict")
+    return finding_in_range(
+        name,
+        min(1.0, float(torch.cosine_similarity(gradients[0], gradients[1], dim=0))),
+        (-0.1, 1.0),  # measured: between -0.05 and 0.03
+        fine="both networks train the shared embeddings, without conflict",
+        low=("the two networks pull the shared embeddings apart", "objective.tying = 'gradient-disentangled'"),
+    )
 
 
-def diagnose_gradients(gradients: Mapping[str, Tensor]) -> list[Finding]:
-    """Cosine of the generator's gradient and that of the other terms, if both train the same word embeddings; ratio of norms."""
-    cosine = "embedding_gradient_cosine"
-    of_generator = [gradient for term, gradient in gradients.items() if term in ("generator", _SURROGATE)]
-    of_others = [gradient for term, gradient in gradients.items() if term not in ("generator", _SURROGATE)]
-    if not of_generator or not of_others:
-        senders = " and ".join(gradients) or "nothing"
-        return [Finding(cosine, None, None, "unknown", f"only {senders} trains the shared word embeddings: there is no conflict")]
-    generator, others = torch.stack(of_generator).sum(0), torch.stack(of_others).sum(0)
-    cause = "norm of the other terms' gradient, as a multiple of the generator's: which network dominates the shared embeddings"
-    knob = "objective.discriminator_weight, or objective.tying"
-    return [
-        finding_in_range(
-            cosine,
-            float(torch.cosine_similarity(generator.flatten(), others.flatten(), dim=0)),
-            (-0.1, 1.0),  # measured: between -0.05 and 0.03
-            fine="both networks train the shared embeddings, without conflict",
-            low=("the two networks pull the shared embeddings apart", "objective.tying = 'gradient-disentangled'"),
-        ),
-        Finding("embedding_gradient_ratio", float(others.norm() / generator.norm()), None, "unknown", cause, knob),
-    ]
-
-
-def diagnose_waiting(record: Mapping[str, object], peak_share: float | None = None) -> list[Finding]:
-    """What a run waits for, by its last record; nothing if the record does not have it.
-
-    Args:
-        peak_share: FLOP/s of the run as a fraction of what large matrix products reach on its device; None: not measured.
-    """
+def diagnose_waiting(record: Mapping[str, object]) -> list[Finding]:
+    """What a run waits for, by its last record; nothing if the record does not have it."""
     findings = []
-    data, host = record.get("data_share"), record.get("host_share")
-    if isinstance(data, float):
-        findings.append(
-            finding_in_range(
-                "data_share",
-                data,
-                (0.0, 0.05),  # a twentieth of the time is the most that faster reading could save
-                fine="fraction of the time in which the run waits for data",
-                high=(
-                    f"{data:.0%} of the time, the run waits for data: rows are read more slowly than the device processes them",
-                    "a data set on a faster disk, or fewer other programs on this machine",
-                ),
+    for name, limit, fine, high, knob in (
+        (
+            "data_share",
+            0.05,  # a twentieth of the time is the most that faster reading could save
+            "fraction of the time in which the run waits for data",
+            "the run waits for data: rows are read more slowly than the device processes them",
+            "a data set on a faster disk, or fewer other programs on this machine",
+        ),
+        (
+            "host_share",
+            0.2,
+            "fraction of the time in which the GPU may have waited for the host to launch its work",
+            "the GPU had caught up with the host, which launches its work too slowly",
+            "a larger train.micro_batch_size, or train.compile = 'auto'",
+        ),
+    ):
+        if isinstance(share := record.get(name), float):
+            findings.append(
+                finding_in_range(name, share, (0.0, limit), fine=fine, high=(f"{share:.0%} of the time, {high}", knob))
             )
-        )
-    if isinstance(host, float):
-        findings.append(
-            finding_in_range(
-                "host_share",
-                host,
-                (0.0, 0.2),
-                fine="fraction of the time in which the GPU may have waited for the host to launch its work",
-                high=(
-                    f"in {host:.0%} of the time, the GPU had caught up with the host, which launches its work too slowly",
-                    "a larger train.micro_batch_size, or train.compile = 'auto'",
-                ),
-            )
-        )
-    if peak_share is not None:
-        cause = f"{peak_share:.0%} of the speed of large matrix products on this device"
-        findings.append(Finding("speed_share", peak_share, None, "unknown", cause))
     return findings
 
 
@@ -482,7 +414,7 @@ def steps_of_run(train: TrainConfig, last: Mapping[str, Any]) -> int:
     Args:
         last: last record of its metrics log, if there is one.
     """
-    ended = train.max_hours is not None and is_number(last.get("seconds")) and last["seconds"] >= 3600 * train.max_hours
+    ended = train.max_hours is not None and last.get("seconds", 0.0) >= 3600 * train.max_hours
     return int(last["step"]) if ended else train.max_steps
 
 
@@ -500,11 +432,10 @@ def too_early(finding: Finding, step: int, settled: int, discriminator_from: int
         discriminator_from: step at which the discriminator begins to learn.
     """
     settled += discriminator_from if finding.name.startswith("discriminator") else 0
-    depends = finding.name in _OF_PROGRESS or finding.name.endswith(_OF_PROGRESS_ENDINGS)
-    if step >= settled or not depends or not unusual_findings([finding]):
+    if step >= settled or finding.name in _AT_ANY_TIME or not unusual_findings([finding]):
         return finding
     cause = f"too early to tell at step {step:,}; wait until step {settled:,}"
-    return replace(finding, verdict="unknown", cause=cause, knob="")
+    return replace(finding, verdict="unknown", cause=cause, knob="", early=True)
 
 
 class HealthMonitor:
@@ -526,17 +457,10 @@ class HealthMonitor:
         Args:
             norm: current `embedding_norm` of the objective.
         """
-        if step < self._quiet:
-            return []
-        if step < self._expected.discriminator_from + self._quiet:
-            metrics = {name: value for name, value in metrics.items() if not name.startswith("discriminator")}
         findings = diagnose_metrics(metrics, self._expected)
-        generator, discriminator = metrics.get("generator_loss"), metrics.get("discriminator_loss")
-        if self._expected.weights == USUAL_WEIGHTS and generator is not None and discriminator is not None:
-            share = USUAL_WEIGHTS[1] * discriminator
-            findings.append(_discriminator_share(share / (USUAL_WEIGHTS[0] * generator + share)))
         if norm is not None and self._start_norm is not None:
             findings.append(diagnose_drift(norm, self._start_norm, self._expected.settings))
-        new = [finding for finding in unusual_findings(findings) if finding.name not in self._told]
+        judged = [too_early(finding, step, self._quiet, self._expected.discriminator_from) for finding in findings]
+        new = [finding for finding in unusual_findings(judged) if finding.name not in self._told]
         self._told.update(finding.name for finding in new)
         return [warning_of(finding) for finding in new]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import platform
 import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import asdict
 from math import inf
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from discern import __version__, kernels
 from discern.config.schema import flatten
 from discern.corruption.randomness import Randomness
-from discern.data.batching.stream import RowStream
 from discern.data.executors import available_cores
 from discern.diagnosis.health import (
     Expectations,
@@ -25,60 +24,60 @@ from discern.diagnosis.health import (
     diagnose_drift,
     diagnose_duplicates,
     diagnose_gradients,
-    diagnose_loss_shares,
     diagnose_metrics,
     diagnose_waiting,
-    embedding_gradients,
     embedding_norm,
     expectations,
     finding_in_range,
     steps_of_run,
     too_early,
+    unusual_findings,
 )
-from discern.errors import DataError
-from discern.model_files.run import RunFolder, build_objective, load_run
-from discern.parsing import is_number
+from discern.errors import DataError, counted
+from discern.model_files.run import build_objective, load_run
 from discern.pretraining.evaluate import change_since
 from discern.pretraining.run import heldout_stream, training_stream
 from discern.progress import Progress
 from discern.training.distributed import Ranks, choose_device
 from discern.training.evaluation import EVALUATION_SEED, evaluate
-from discern.training.flops import fastest_product
-from discern.training.metrics_log import read_metrics
-from discern.wording import counted
-
-_GRADIENT_ROWS = 32
+from discern.training.metrics import read_metrics
 
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """Command that installs PyTorch without the libraries of CUDA."""
 
 
-@dataclass(frozen=True)
-class Diagnosis:
-    """Result of a diagnosis.
-
-    Attributes:
-        subject: the run with its step, or this machine.
-        facts: properties without a verdict, by name.
-    """
-
-    subject: str
-    facts: dict[str, Any]
-    findings: list[Finding]
-
-
-def examine_run(folder: Path, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> Diagnosis:
-    """Diagnose the newest checkpoint of a run on its data set: on the held-out split, or else on the training text.
+def examine(run: Path | None, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> dict[str, Any]:
+    """Diagnose the newest checkpoint of a run on its data set, or this machine if no run is given.
 
     Args:
-        sequences: rows to evaluate on; gradients are computed on 32 of them.
+        sequences: rows to evaluate on, held-out ones if there are any; gradients are computed on 32 of them.
         warn: called for each damaged checkpoint that was skipped, and if the data set cannot be read or has changed.
+
+    Returns:
+        `subject`: the run with its step, or this machine; `verdict`: a sentence; properties by name; `findings`: each metric with
+        its usual range (None for an upper end that there is not), its verdict, the cause, and the setting to change.
 
     Raises:
         DataError: the folder is not a run.
         CheckpointError: the run has no intact checkpoint.
         ConfigError: the machine has no such device.
     """
+    subject, facts, findings = _machine() if run is None else _run(run, sequences, device, progress, warn)
+    unusual, early = len(unusual_findings(findings)), sum(finding.early for finding in findings)
+    verdict = f"{counted(unusual, 'value')} out of the usual range" if unusual else "nothing is out of its usual range"
+    if early:
+        verdict += f"; for {counted(early, 'metric')} it is too early to tell"
+    plain = [
+        {**asdict(finding), "usual": finding.usual and [None if bound == inf else bound for bound in finding.usual]}
+        for finding in findings
+    ]
+    return {"subject": subject, "verdict": verdict, **facts, "findings": plain}
+
+
+_Diagnosis = tuple[str, dict[str, Any], list[Finding]]
+
+
+def _run(folder: Path, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> _Diagnosis:
     run = load_run(folder, warn=warn)
     config, ranks, records = run.config, Ranks(0, 1, choose_device(device)), read_metrics(folder)
     steps, ended_at = config.train.max_steps, steps_of_run(config.train, records[-1] if records else {})
@@ -96,75 +95,43 @@ def examine_run(folder: Path, sequences: int, device: str, progress: Progress, w
         start.initialize(config.train.seed)
         findings.append(diagnose_drift(embedding_norm(run.objective), embedding_norm(start), flatten(config)))
 
-    # Speed, by the last record; on a GPU like the run's own, as a fraction of the speed of large products
-    record: Mapping[str, Any] = next((record for record in reversed(records) if "data_share" in record), {})
-    numbers = [float(record[key]) for key in ("flops", "tokens", "tokens_per_second") if is_number(record.get(key))]
-    arithmetic, peak_share = run.record.get("arithmetic", {}), None
-    if ranks.device.type == "cuda" and arithmetic.get("device") == "cuda" and len(numbers) == 3 and 0.0 not in numbers:
-        flops, tokens, speed = numbers
-        peak = fastest_product(ranks.device, arithmetic.get("precision", "float32")) * arithmetic.get("processes", 1)
-        peak_share = flops / tokens * speed / peak
-    findings += diagnose_waiting(record, peak_share)
+    # Speed
+    findings += diagnose_waiting(next((record for record in reversed(records) if record.get("tokens_per_second")), {}))
 
-    # Held-out metrics and gradients
+    # Held-out metrics
     expected = Expectations()
     try:
-        stream, facts["text"] = _text(run, warn)
+        data = run.open_data()
+        if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
+            raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
     except DataError as problem:
         warn(f"its data set cannot be read, so only the weights were examined: {problem.message}")
     else:
-        objective = run.objective.to(ranks.device)
-        rows = min(sequences, stream.num_rows)
+        if (change := change_since(data, run.folder, run.record)) is not None:
+            warn(change)
+        facts["text"], stream = "held out", heldout_stream(data, config)
+        if stream is None:
+            facts["text"], stream = "trained on" if change is None else "not held out", training_stream(data, config)
+        objective, rows = run.objective.to(ranks.device), min(sequences, stream.num_rows)
         progress.start("examining", rows, "rows")
-        try:
-            facts["figures"] = evaluate(objective, stream, ranks, sequences=rows, progress=progress)
-        finally:
-            progress.finish()
+        facts["figures"] = evaluate(objective, stream, ranks, sequences=rows, progress=progress)
+        progress.finish()
         expected = expectations(objective, steps, flatten(config))
-        findings = diagnose_metrics(facts["figures"], expected) + _gradients(run, stream, ranks, expected) + findings
+
+        # Gradients of the losses at the word embeddings, without dropout
+        numbers = np.arange(min(32, stream.num_rows))
+        batch = stream.batch(numbers, numbers)
+        randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
+        objective.requires_grad_(True)
+        corrupted = objective.corrupt(batch, randomness).to(ranks.device)
+        output = objective(corrupted, randomness.to(ranks.device))
+        findings = [*diagnose_metrics(facts["figures"], expected), diagnose_gradients(objective, output), *findings]
     settled = diagnosable_from(config.optimizer.warmup_steps, ended_at)
-    judged = [too_early(finding, run.step, settled, expected.discriminator_from) for finding in findings]
-    return Diagnosis(subject, facts, judged)
+    return subject, facts, [too_early(finding, run.step, settled, expected.discriminator_from) for finding in findings]
 
 
-def _text(run: RunFolder, warn: Callable[[str], None]) -> tuple[RowStream, str]:
-    data = run.open_data()
-    if data.tokenizer_fingerprint != run.record["tokenizer_fingerprint"]:
-        raise DataError(f"{data.folder} has changed: its tokenizer is not that of the run")
-    change = change_since(data, run.folder, run.record)
-    if change is not None:
-        warn(change)
-    heldout = heldout_stream(data, run.config)
-    if heldout is not None:
-        return heldout, "held out"
-    text = "trained on" if change is None else "not held out"
-    return training_stream(data, run.config), text
-
-
-def _gradients(run: RunFolder, stream: RowStream, ranks: Ranks, expected: Expectations) -> list[Finding]:
-    """Findings about the gradients of the losses at the word embeddings, without dropout."""
-    count = min(_GRADIENT_ROWS, stream.num_rows)
-    numbers = np.unique(np.linspace(0, stream.num_rows - 1, count).astype(np.int64))
-    batch = stream.batch(numbers, numbers)
-    randomness = Randomness(EVALUATION_SEED, 0, batch.example_index)
-    objective = run.objective.requires_grad_(True)
-    corrupted = objective.corrupt(batch, randomness).to(ranks.device)
-    output = objective(corrupted, randomness.to(ranks.device))
-    # Not every loss has a weight that can be set.
-    settings = {f"objective.{name}" for name in type(run.config.objective).model_fields}
-    shares = [
-        replace(finding, knob="") if finding.verdict == "unknown" and finding.knob not in settings else finding
-        for finding in diagnose_loss_shares(output, expected)
-    ]
-    return shares + diagnose_gradients(embedding_gradients(objective, output))
-
-
-def examine_machine(folder: Path) -> Diagnosis:
-    """Diagnose the properties of this machine that determine whether a run works, and how fast.
-
-    Args:
-        folder: folder to which runs would be written.
-    """
+def _machine() -> _Diagnosis:
+    """The properties of this machine that determine whether a run works, and how fast."""
     cores, loaded = available_cores(), kernels.load_kernels()
     facts: dict[str, Any] = {
         "discern": __version__,
@@ -194,7 +161,7 @@ def examine_machine(folder: Path) -> Diagnosis:
         ),
         finding_in_range(
             "free_disk_bytes",
-            float(shutil.disk_usage(folder).free),
+            float(shutil.disk_usage(Path.cwd()).free),
             (2 * 2**30, inf),
             fine="enough space for checkpoints; each takes three times the size of the weights",
             low=("less than 2 GiB is free: a run stops when a checkpoint cannot be written", "write to another disk with --out"),
@@ -212,9 +179,4 @@ def examine_machine(folder: Path) -> Diagnosis:
                 low=("less than 1 GiB of memory is free", "a smaller train.micro_batch_size, or gradient_checkpointing = true"),
             )
         )
-    return Diagnosis("this machine", facts, findings)
-
-
-def examine(run: Path | None, sequences: int, device: str, progress: Progress, warn: Callable[[str], None]) -> Diagnosis:
-    """Diagnose a run, or this machine if no run is given."""
-    return examine_machine(Path.cwd()) if run is None else examine_run(run, sequences, device, progress, warn)
+    return "this machine", facts, findings

@@ -8,7 +8,7 @@ from typing import Any
 
 from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError, DataError, DiscernError
-from discern.finetuning.data import find_splits, has_labels
+from discern.finetuning.plan import find_splits, has_labels
 from discern.finetuning.results import compare
 from discern.model_files.folder import ModelFolder, TaskModel, open_model
 from discern.progress import Progress, warning_to
@@ -17,7 +17,7 @@ from discern.tasks.base import Definition, Layout, Reading, Task
 from discern.tasks.baselines import BaselineScore, measure_baselines
 from discern.tasks.supervised import outputs_of, refuse_non_finite
 from discern.training.distributed import choose_device
-from discern.training.precision import resolve_precision
+from discern.training.execution import resolve_precision
 
 # Up to this number of training examples, baselines take a few seconds.
 _FEW_EXAMPLES = 5000

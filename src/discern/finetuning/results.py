@@ -18,12 +18,11 @@ from typing import Any
 import torch
 
 from discern import __version__
-from discern.config.layers import parse_toml
+from discern.config.resolve import parse_toml
 from discern.config.schema import flatten, leaves, plain, to_toml
 from discern.data.tokenizer import fingerprint, load_tokenizer
 from discern.errors import ConfigError, DataError
-from discern.finetuning.data import TaskData
-from discern.finetuning.plan import FinetunePlan
+from discern.finetuning.plan import FinetunePlan, TaskData
 from discern.model_files.finetuned import (
     CONFIG_FILE,
     RECORD_FILE,
@@ -39,13 +38,12 @@ from discern.model_files.finetuned import (
 )
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, read_lines, read_text, verify_folder, write_json, write_recorded
-from discern.storage.files import cannot_write
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder, cannot_write
 from discern.tasks.base import Prediction, Task
 from discern.tasks.baselines import BaselineScore, best_baseline, measure_baselines
 from discern.tasks.metrics import interval, paired
 from discern.training.distributed import Ranks, check_ranks
-from discern.training.precision import shared_precision
+from discern.training.execution import shared_precision
 
 _ARITHMETIC = "arithmetic"
 _SHOWN_DIGITS = 16  # of a hash

@@ -20,8 +20,7 @@ from torch import nn
 
 from discern.data.batching.stream import derive_key
 from discern.errors import CheckpointError, ConfigError, NumericsError
-from discern.finetuning.data import TaskData
-from discern.finetuning.plan import FinetunePlan, read_rows, resolve_settings
+from discern.finetuning.plan import FinetunePlan, TaskData, read_rows, resolve_settings
 from discern.finetuning.results import (
     check_ranks_agree,
     complete_seeds,
@@ -33,21 +32,29 @@ from discern.finetuning.results import (
 from discern.finetuning.settings import Recipe, sweep_combinations
 from discern.model_files.finetuned import MODEL_FILE, RESULTS_FILE, SCORES_FILE, predictions_file, seed_folder
 from discern.model_files.folder import choose_encoder, draw_weights
-from discern.models.fused_ops import Dropout
+from discern.models.layers import Dropout
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import read_json, remove_recorded, write_json, write_lines, write_recorded
-from discern.storage.output import OutputFolder, check_apart
+from discern.storage.files import OutputFolder, check_apart
 from discern.tasks.features import TaskRowsInOrder, TaskStream
-from discern.tasks.stacking import fit_few_shot, fit_ngrams, fit_scales, ngram_logits, scale
-from discern.tasks.supervised import SupervisedObjective, outputs_of, refuse_non_finite, supervised
+from discern.tasks.supervised import (
+    SupervisedObjective,
+    fit_few_shot,
+    fit_ngrams,
+    fit_scales,
+    ngram_logits,
+    outputs_of,
+    refuse_non_finite,
+    scale,
+    supervised,
+)
 from discern.training import checkpoint
 from discern.training.checkpoint import model_tensors
 from discern.training.distributed import Ranks, check_consistency, join_ranks
-from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
 from discern.training.loop import train
-from discern.training.metrics_log import MetricsLog, read_metrics
-from discern.training.replica import use_average
-from discern.training.state import EarlyStopping, State, TrainContext
+from discern.training.metrics import MetricsLog, read_metrics
+from discern.training.process import StopRequest, leave_if_stopped, stop_on_signals
+from discern.training.state import EarlyStopping, State, TrainContext, use_average
 
 SWEEP_FILE = "sweep.json"
 _RATE_FACTORS = (1.0, 1 / 3, 3.0)

@@ -12,9 +12,8 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import Field, create_model
 
-from discern.config.layers import Origin, Setting, Settings, parse_overrides, read_file
-from discern.config.resolve import Resolved, resolve
-from discern.config.schema import Section, keys_of, nest
+from discern.config.resolve import Origin, Resolved, Setting, Settings, parse_overrides, read_file, resolve
+from discern.config.schema import Section, keys_of, nest, toml_value
 from discern.errors import ConfigError, did_you_mean
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
@@ -22,8 +21,7 @@ from discern.tasks.base import Definition, TaskConfig
 from discern.tasks.classification import ClassificationConfig
 from discern.tasks.questions import QuestionConfig
 from discern.tasks.supervised import FrameName
-from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch
-from discern.training.schedule import overlap
+from discern.training.config import OptimizerConfig, TrainConfig, limit_micro_batch, overlap
 
 Recipe = Literal["auto", "paper", "google"]
 # Clark et al. 2020, table 7; the released code differs for the small model only.
@@ -404,3 +402,36 @@ def fit_length(
     if (problem := overlap(config.optimizer, steps)) is not None:
         raise ConfigError(problem, hint="set a lower optimizer.warmup_steps, optimizer.decay_fraction or optimizer.decay_steps")
     return config
+
+
+def requested_tasks(
+    names: Sequence[str], folders: Sequence[Path], files: Mapping[str, object]
+) -> tuple[list[tuple[str, Path]], list[str]]:
+    """The named tasks with their folders, and the settings of a task whose files are the user's own.
+
+    Args:
+        names: names of tasks that the user gave; 'pairs' has files of the user's own.
+        folders: a folder for each of them, or one for all.
+        files: files and columns of the user's own, by setting of `files`; None: not given.
+
+    Raises:
+        ConfigError: the number of folders differs, or files are given for a named task, or none for `pairs`.
+    """
+    settings = [f"files.{name}={toml_value(str(value))}" for name, value in files.items() if value is not None]
+    if "pairs" in names:
+        if len(names) > 1 or folders or files["train"] is None:
+            raise ConfigError(
+                "task 'pairs' is trained alone, on a file of your own",
+                hint="discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT",
+            )
+        return [], ["files.task=pairs", *settings]
+    if names and len(folders) == 1:
+        folders = [*folders] * len(names)
+    if len(names) != len(folders):
+        raise ConfigError(
+            f"expected one --data for each --task, found {len(names)} --task and {len(folders)} --data",
+            hint="give --task NAME --data DIR once for each task",
+        )
+    if names and settings:
+        raise ConfigError("a named task has its own files and columns", hint="leave out --task, or --train and the columns")
+    return list(zip(names, folders, strict=True)), settings

@@ -8,13 +8,13 @@ from discern.registry import Registry
 
 # Each scorer is a `TokenScorer` and one line here.
 scorers: Registry[Any] = Registry("scorer", "discern.scorers")
-scorers.register("electric", "discern.inference.discriminative_scorers:Energies")
-scorers.register("rtd", "discern.inference.discriminative_scorers:ReplacedTokenOdds")
-scorers.register("pll", "discern.inference.likelihood_scorers:PseudoLikelihood")
-scorers.register("pll-word-l2r", "discern.inference.likelihood_scorers:WordwisePseudoLikelihood")
-scorers.register("two-tower", "discern.inference.likelihood_scorers:TwoTowerLikelihood")
-scorers.register("inversion", "discern.inference.discriminative_scorers:Inversion")
-scorers.register("permutation-lm", "discern.inference.likelihood_scorers:PermutationLikelihood")
+scorers.register("electric", "discern.inference.scoring.scorers:Energies")
+scorers.register("rtd", "discern.inference.scoring.scorers:ReplacedTokenOdds")
+scorers.register("pll", "discern.inference.scoring.scorers:PseudoLikelihood")
+scorers.register("pll-word-l2r", "discern.inference.scoring.scorers:WordwisePseudoLikelihood")
+scorers.register("two-tower", "discern.inference.scoring.scorers:TwoTowerLikelihood")
+scorers.register("inversion", "discern.inference.scoring.scorers:Inversion")
+scorers.register("permutation-lm", "discern.inference.scoring.scorers:PermutationLikelihood")
 
 PREFERRED = ("electric", "rtd", "pll", "two-tower", "permutation-lm")
 """Order of preference: without a name, the first scorer that the model has the networks for."""

@@ -4,36 +4,32 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
-from typing import Any, Literal, TypeVar, final, overload
+from typing import Any, TypeVar, final, overload
 
 import numpy as np
 from jaxtyping import Float
 from tokenizers import Tokenizer
 
-from discern.data.tokenizer import fingerprint as tokenizer_fingerprint
-from discern.data.tokenizer import load_tokenizer
-from discern.data.tokenizer.tokens import UnknownTokens
+from discern.data.tokenizer import fingerprint as tokenizer_fingerprint, load_tokenizer
 from discern.errors import ConfigError
-from discern.inference.detection import Detection, Detector, detect_all, load_detector
-from discern.inference.embed import Reader, VectorSettings, chosen_settings, text_vectors, token_states
-from discern.inference.fill import FilledToken, Filler, fill_masks, load_filler
-from discern.inference.predict import examples_of, list_of_texts, predictions_of
-from discern.inference.scoring import Score, TextScorer, load_scorer
-from discern.inference.texts import TextReport
+from discern.inference.detection import Detection, Detector, detect_each, load_detector
+from discern.inference.embedding import Reader, VectorSettings, chosen_settings, text_vectors
+from discern.inference.filling import FilledToken, Filler, fill_masks, load_filler
+from discern.inference.prediction import checked_list, examples_of, predictions_of, summarized
+from discern.inference.scoring.scorers import Score, TextScorer, load_scorer
+from discern.inference.texts import InputText, numbered
 from discern.model_files.finetuned import FinetunedFolder
 from discern.model_files.folder import ModelFolder, TaskModel, fingerprint_weights, open_model
 from discern.model_files.hub import local_model
 from discern.model_files.serving import read_pooling
 from discern.progress import Silent
-from discern.tasks.base import Prediction
 from discern.tasks.contrastive import ContrastiveConfig
 from discern.training.distributed import choose_device
 
-# Number of texts whose states, tokens and scores are held in memory at a time, besides the results.
-_BLOCK = 1024
 T = TypeVar("T")
 
 
@@ -61,8 +57,11 @@ def model_of(opened: ModelFolder, place: str) -> Model:
     """The model of a folder that is open, on a device; raises the errors of `load`."""
     if isinstance(opened, FinetunedFolder):
         tuned = opened.task_model()
+        # The settings of a model that was fine-tuned for text embeddings; the usual ones for other models.
+        configs = [task.config for task in tuned.objective.tasks.values() if isinstance(task.config, ContrastiveConfig)]
+        trained = [VectorSettings(config.pooling, normalize=True, trained=True) for config in configs]
         reader = Reader(tuned.tokenizer, opened.max_length, tuned.objective.encoder.to(place))
-        model = Model(opened, reader, place, _trained_vectors(tuned))
+        model = Model(opened, reader, place, trained[0] if trained else VectorSettings())
         model._task_models[None] = tuned
         return model
     loaded = opened.encoder
@@ -72,14 +71,6 @@ def model_of(opened: ModelFolder, place: str) -> Model:
     reader = Reader(load_tokenizer(loaded.tokenizer_path), max_length, loaded.encoder.to(place))
     vectors = VectorSettings() if found is None else VectorSettings(found.pooling, found.normalize, trained=True)
     return Model(opened, reader, place, vectors)
-
-
-def _trained_vectors(tuned: TaskModel) -> VectorSettings:
-    """The settings of a model that was fine-tuned for text embeddings; the usual ones for other models."""
-    config = next((task.config for task in tuned.objective.tasks.values() if task.labels.kind == "vectors"), None)
-    if not isinstance(config, ContrastiveConfig):
-        return VectorSettings()
-    return VectorSettings(config.pooling, normalize=True, sizes=config.matryoshka, trained=True)
 
 
 @final
@@ -96,7 +87,7 @@ class Model:
         reader: the encoder with its tokenizer.
     """
 
-    def __init__(self, opened: ModelFolder, reader: Reader, device: str, vectors: VectorSettings = VectorSettings()) -> None:
+    def __init__(self, opened: ModelFolder, reader: Reader, device: str, vectors: VectorSettings) -> None:
         self.path = opened.folder
         self._opened = opened
         self.device = device
@@ -129,51 +120,45 @@ class Model:
         weights = fingerprint_weights(self.reader.encoder)
         return hashlib.sha256(f"{weights} {tokenizer_fingerprint(self.tokenizer)}".encode()).hexdigest()
 
-    @overload
     def encode(
-        self,
-        texts: Iterable[str],
-        pooling: Literal["auto", "mean", "mean-all", "cls", "first"] = "auto",
-        *,
-        normalize: bool | None = None,
-        size: int | None = None,
-    ) -> Float[np.ndarray, "N S"]: ...
-    @overload
-    def encode(self, texts: Iterable[str], pooling: Literal["none"]) -> list[Float[np.ndarray, "T D"]]: ...
-    def encode(
-        self, texts: Iterable[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
-    ) -> Float[np.ndarray, "N S"] | list[Float[np.ndarray, "T D"]]:
+        self, texts: str | Iterable[str], pooling: str = "auto", *, normalize: bool | None = None, size: int | None = None
+    ) -> Any:
         """Turn texts into vectors: hidden states of the last layer, in float32; the values that `discern embed` writes.
 
         Args:
+            texts: for a list, the result is an array (N, S) of float32; for one text, a single vector (S,).
             pooling: 'mean': the mean over the tokens without [CLS] and [SEP], zeros for a text without tokens; 'mean-all':
-                the mean over all tokens; 'cls' or 'first': the state of [CLS]; 'none': one array per text, with a row for each
-                token. 'auto': as the model was trained, 'mean' if it was not trained for text embeddings. With 'mean-all' and
-                'cls', long texts are truncated.
+                the mean over all tokens; 'cls' or 'first': the state of [CLS]; 'none': a list of one array (T, D) per text,
+                with a row for each token. 'auto': as the model was trained, 'mean' if it was not trained for text embeddings.
+                With 'mean-all' and 'cls', long texts are truncated.
             normalize: scale each vector to length 1; None: as the model was trained; not, if it was not trained for text
                 embeddings.
             size: number of first components to keep, before vectors are normalized; None: all.
 
         Raises:
-            ConfigError: `texts` is a single text, there is no such pooling, or vectors have fewer components.
+            ConfigError: there is no such pooling, or vectors have fewer components.
         """
-        if pooling == "none":
-            return self._by_blocks(texts, lambda block: token_states(self.reader, block, _warn))
+        listed = _numbered([texts] if isinstance(texts, str) else texts)
         settings = chosen_settings(self.vectors, pooling, normalize, size, self.hidden_size)
-        vectors = self._by_blocks(texts, lambda block: list(text_vectors(self.reader, block, settings, size, _warn)))
-        return np.array(vectors, np.float32).reshape(len(vectors), size or self.hidden_size)
+        vectors = _results(text_vectors(self.reader, listed, settings, Silent(), _warn))
+        if settings.pooling == "none":
+            return vectors
+        shaped = np.array(vectors, np.float32).reshape(len(vectors), size or self.hidden_size)
+        return shaped[0] if isinstance(texts, str) else shaped
 
-    def detect(self, text: str) -> Detection:
-        """Predict, for each token of a text, the probability that it was replaced.
+    @overload
+    def detect(self, texts: str) -> Detection: ...  # type: ignore[overload-overlap]
+    @overload
+    def detect(self, texts: Iterable[str]) -> list[Detection]: ...
+    def detect(self, texts: str | Iterable[str]) -> Detection | list[Detection]:
+        """Predict, for each token of one text or of each text of a list, the probability that it was replaced.
 
         Raises:
             ConfigError: the model has no discriminator.
         """
-        return self.detect_many([text])[0]
-
-    def detect_many(self, texts: Iterable[str]) -> list[Detection]:
-        """Like `detect`, for many texts."""
-        return detect_all(self._detector, list_of_texts(texts), Silent(), _warn)
+        listed = _numbered([texts] if isinstance(texts, str) else texts)
+        found = [detection for _, detection in detect_each(self._detector, listed, Silent(), _warn)]
+        return found[0] if isinstance(texts, str) else found
 
     def score(self, texts: Iterable[str], scorer: str | None = None) -> Float[np.ndarray, "N"]:
         """Score each text by how likely it is, in nats; higher is likelier.
@@ -190,13 +175,7 @@ class Model:
         """Like `score`, with the score of each token."""
         if scorer not in self._scorers:
             self._scorers[scorer] = load_scorer(self._opened, scorer, self.device, warn=_warn)
-        chosen = self._scorers[scorer]
-        found = self._by_blocks(texts, chosen.score)
-        report = TextReport(chosen.tokenizer, chosen.window_size, Silent(), _warn)
-        for number, score in enumerate(found, 1):
-            report.add(f"text {number}", score.tokens)
-        report.finish()
-        return found
+        return _results(self._scorers[scorer].score_blocks(_numbered(texts), Silent(), _warn))
 
     def fill(self, text: str, top: int = 5) -> list[list[FilledToken]]:
         """Predict the most likely tokens at each "[MASK]" in a text, best first: one list per mask.
@@ -234,11 +213,11 @@ class Model:
         model = self.task_model(seed)
         chosen = model.task(task)
         examples = examples_of(chosen, model.record["tasks"][chosen.name], texts)
-        unknown = UnknownTokens(model.tokenizer)
-        blocks = predictions_of(model, chosen, iter(examples), "float32", _Warned(), unknown)
-        found = [_shown(prediction, chosen.labels.kind) for block in blocks for prediction in block]
-        unknown.report(Silent().note, _warn)
-        return found
+        rows = ((example, dict[str, Any]()) for example in examples)
+        return [
+            summarized({key: value for key, value in prediction.items() if key not in ("id", "logits")}, chosen.labels.kind)
+            for _, prediction in predictions_of(model, chosen, rows, "float32", Silent(), _warn)
+        ]
 
     def labels(self, task: str | None = None) -> tuple[str, ...]:
         """The classes or tags of a fine-tuned model, in the order of its outputs; empty if the task has none."""
@@ -259,33 +238,18 @@ class Model:
     def _filler(self) -> Filler:
         return load_filler(self._opened, _warn, self.device)
 
-    def _by_blocks(self, texts: Iterable[str], work: Callable[[Sequence[str]], list[T]]) -> list[T]:
-        """Results of blocks of texts, so that little more than the results is held in memory."""
-        found = list_of_texts(texts)
-        return [each for first in range(0, len(found), _BLOCK) for each in work(found[first : first + _BLOCK])]
+
+def _numbered(texts: Iterable[str]) -> Iterator[InputText]:
+    """The texts of a list; a ConfigError for what is no list, and for items that are no texts, such as the gaps of a column."""
+    found = checked_list(texts)
+    for number, text in enumerate(found):
+        if not isinstance(text, str):
+            raise ConfigError(f"item {number} is {text!r:.60}, expected a text", hint="every item must be a text")
+    return numbered(found)
 
 
-def _shown(prediction: Prediction, kind: str) -> dict[str, Any]:
-    """A prediction as `Model.predict` returns it.
-
-    Args:
-        kind: kind of the task's labels.
-    """
-    shown = {name: value for name, value in prediction.items() if name not in ("id", "logits")}
-    if kind == "single":
-        return {"label": shown["label"], "probability": shown["probabilities"][shown["label"]], **shown}
-    if kind == "spans":
-        best = shown["nbest"][0] if shown["nbest"] and shown["answer"] else None
-        place = {"start": best["start"], "end": best["start"] + len(best["text"])} if best else {"start": None, "end": None}
-        return {"answer": shown["answer"], **place, "probability": best["probability"] if best else None, **shown}
-    return shown
-
-
-class _Warned(Silent):
-    """A listener that turns messages into Python warnings."""
-
-    def note(self, message: str) -> None:
-        _warn(message)
+def _results(blocks: Iterable[list[tuple[InputText, T]]]) -> list[T]:
+    return [result for _, result in chain.from_iterable(blocks)]
 
 
 def _warn(message: str) -> None:

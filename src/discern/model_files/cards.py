@@ -1,4 +1,4 @@
-"""Model cards: README.md of an export or an import, from Jinja templates. A fact that is not known is shown as "not recorded".
+"""Model cards: README.md of an export or an import, from Jinja templates. A card says what is known, and what is not recorded.
 
 Whatever a template prints is escaped to plain text, as labels, names and remarks are untrusted; only `Markup`, which the filters
 `code`, `cell` and `quoted` return, is printed unchanged.
@@ -17,17 +17,19 @@ from markupsafe import Markup
 from tokenizers import Tokenizer
 
 from discern import __version__
-from discern.config.schema import flatten
+from discern.data.languages import LANGUAGES
+from discern.data.tables import whole_text
 from discern.data.tokenizer import load_tokenizer, lowercases
+from discern.errors import counted
 from discern.model_files.finetuned import RESULTS_FILE, SCORES_FILE, read_results, read_scores, seed_folder
-from discern.model_files.folder import TEXT_LICENSE, TaskModel
-from discern.model_files.huggingface import HuggingFaceModel, read_mark, weights_outside_networks
+from discern.model_files.folder import PROVENANCE, Provenance, TaskModel
+from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, read_mark, weights_outside_networks
 from discern.model_files.run import RunFolder
 from discern.objectives import TITLES
 from discern.tasks import known_definition
 from discern.tasks.base import Task
-from discern.training.metrics_log import held_out_metrics, read_metrics
-from discern.training.pretrain_config import PretrainConfig
+from discern.training.config import PretrainConfig
+from discern.training.metrics import held_out_metrics, read_metrics
 
 # Line breaks, control characters, and characters that reorder text: browsers and terminals display cards.
 _LAYOUT = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]+")
@@ -42,9 +44,15 @@ _SIZES = {
     "feedforward_size": "Feed-forward size",
 }
 # The settings of fine-tuning that the card shows: those that determine the weights. The scores state the actual length.
-_RECIPE = ("finetune.", "task.", "optimizer.")
+_RECIPE = ("finetune.", "task.", "optimizer.", "train.max_steps", "train.sequences_per_step", "train.precision")
 _LENGTH = {"finetune.epochs", "finetune.min_steps"}
-_TRAINING = {"train.max_steps", "train.sequences_per_step", "train.precision"}
+# Licenses that the Hub knows by these names: https://huggingface.co/docs/hub/repositories-licenses
+_HUB_LICENSES = frozenset(
+    "apache-2.0 mit cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 "
+    "cc-by-nc-4.0 cc-by-nd-4.0 cc-by-nc-nd-3.0 cc-by-nc-nd-4.0 cc-by-nc-sa-2.0 cc-by-nc-sa-3.0 cc-by-nc-sa-4.0 "
+    "cdla-sharing-1.0 cdla-permissive-1.0 cdla-permissive-2.0 etalab-2.0 gfdl gpl-3.0 odc-by odbl pddl unlicense".split()
+)
+_HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Pipeline tag and class of transformers, by kind of task.
 _CLASSES = {
     "classification": ("text-classification", "AutoModelForSequenceClassification"),
@@ -63,58 +71,69 @@ def model_card(run: RunFolder, models: Mapping[str, HuggingFaceModel], title: st
     """
     records = [record for record in read_metrics(run.folder) if record.get("step", 0) <= run.step]
     evaluated: dict[str, Any] = next((record for record in reversed(records) if "heldout_loss" in record), {})
-    settings, record = flatten(without_paths(run.config)), run.record
-    (network, root), *others = models.items()
-    facts = _network_facts(models)
-    length, positions = settings.get("data.sequence_length"), facts["positions"]
-    statistics, objective = record.get("statistics", {}), run.config.objective.name
-    unknown, overlap = statistics.get("unknown_fraction"), record.get("overlap")
+    settings, facts = without_paths(run.config), _network_facts(models)
+    network, root = next(iter(models.items()))
+    length, positions = settings.data.sequence_length, facts["positions"]
     own_head = [name for name in root.head if name not in root.factors]
-    start = record.get("start")
-    versions = {"discern": record.get("discern", "unknown"), **record.get("versions", {})}
     return render(
         "model.md.j2",
         **facts,
+        **_front_matter(run.provenance),
         title=title,
+        run=run,
+        record=run.record,
         network=network,
-        objective=objective,
-        objective_title=Markup(TITLES[objective]) if objective in TITLES else objective,
-        step=run.step,
+        objective=settings.objective.name,
+        objective_title=Markup(TITLES.get(settings.objective.name, escaped(settings.objective.name))),
+        duration=_duration(records[-1]["seconds"]) if records and settings.train.max_hours is not None else None,
         settings=settings,
         tokenizer=tokenizer_kind(load_tokenizer(run.tokenizer_path)),
-        other_names=[name for name, _ in others],
-        data=statistics,
         is_whole=not weights_outside_networks(run.objective),
-        tokens_seen=run.tokens,
         evaluation=held_out_metrics(evaluated),
         evaluated_at=evaluated.get("step"),
-        language=language_code(record.get("language")),
-        text_license=record.get(TEXT_LICENSE),
-        start=None if start is None else PurePath(start["model"]).name,
-        mixture=record.get("mixture", {}),
+        start=PurePath(run.record["start"]["model"]).name if "start" in run.record else None,
         head_parameters=sum(root.head[name].numel() for name in own_head),
         copy_gate=bool(own_head) and all("copy_gate" in name for name in own_head),
-        trained_positions=min(int(length), positions or int(length)) if length else None,
-        overlap=None if overlap is None else [("/".join(PurePath(each["file"]).parts[-2:]), each) for each in overlap],
-        unknown_tokens=None if unknown is None else f"{unknown:.3%}",
-        made_with=_joined(versions),
+        trained_positions=min(length, positions or length),
     )
 
 
-def imported_card(models: Mapping[str, HuggingFaceModel], *, origin: str, language: str | None = None, **facts: Any) -> str:
+def imported_card(
+    models: Mapping[str, HuggingFaceModel], *, origin: str, provenance: Provenance | None = None, **facts: Any
+) -> str:
     """The card of an import, or of an export that was made from another export.
 
     Args:
         models: the networks by name; the first is at the root.
         origin: what the model was made from, as Markdown.
-        language: of the text that it was trained on.
+        provenance: of the model; None: nothing is known.
         facts: `title`: heading; `tokenizer`: kind and casing; `max_length`: tokens per row; `step`: number of updates;
             `settings`: whether the folder holds settings to evaluate the model with; `left_out`: parts of the source that were
-            not imported; `remarks`: sentences without a full stop; `source_card`: README.md of the source; `text_license`.
+            not imported; `remarks`: sentences without a full stop; `source_card`: README.md of the source.
     """
-    usual = {"step": None, "settings": False, "left_out": (), "remarks": (), "source_card": "", "text_license": None}
-    facts = {**usual, **_network_facts(models), **facts}
-    return render("imported.md.j2", origin=Markup(origin), language=language_code(language), **facts)
+    usual = {"step": None, "settings": False, "left_out": (), "remarks": (), "source_card": ""}
+    facts = {**usual, **_network_facts(models), **_front_matter(provenance or {}), **facts}
+    return render("imported.md.j2", origin=Markup(origin), **facts)
+
+
+def exported_again_card(source: HuggingFaceFolder, models: Mapping[str, HuggingFaceModel], title: str) -> str:
+    """The card of an export that was made from another export or an import, with the card of that one at its end."""
+    mark, first = source.mark, escaped(next(iter(models)))
+    if "imported" in mark:
+        origin = f"the {first} of an imported model: a {escaped(mark['imported'])}"
+    else:
+        origin = f"the {first} of a run with objective {code(mark.get('objective'))}, whose card is at the end"
+    card = source.folder / "README.md"
+    return imported_card(
+        models,
+        title=title,
+        origin=origin,
+        tokenizer=tokenizer_kind(source.tokenizer),
+        max_length=source.max_length,
+        step=source.step,
+        provenance=source.provenance,
+        source_card=whole_text(card) if card.is_file() else "",
+    )
 
 
 def task_card(loaded: TaskModel, task: Task[Any], kind: str, model: HuggingFaceModel, labels: Sequence[str], title: str) -> str:
@@ -128,59 +147,63 @@ def task_card(loaded: TaskModel, task: Task[Any], kind: str, model: HuggingFaceM
     folder, record = loaded.folder, loaded.record
     seed = seed_folder(folder, loaded.seed)
     results = read_results(folder) if (folder / RESULTS_FILE).is_file() else {}
-    scores = read_scores(seed) if (seed / SCORES_FILE).is_file() else {}
-    own = results.get("tasks", {}).get(task.name, results if results.get("task") == task.name else {})
-    seeds = results.get("seeds", [loaded.seed])
-    shown = (
-        "split",
-        "examples",
-        "metrics",
-        *(("metric", "mean", "standard_deviation", "worst", "best") if len(seeds) > 1 else ()),
-    )
-    settings = {
-        key: value
-        for key, value in results.get("settings", {}).items()
-        if (key.startswith((*_RECIPE, f"tasks.{task.name}.")) and key not in _LENGTH) or key in _TRAINING
-    }
-    definition = known_definition(task.name)
-    distinct = list(dict.fromkeys(labels))
+    training = read_scores(seed) if (seed / SCORES_FILE).is_file() else {}
+    scores = results.get("tasks", {}).get(task.name, results)
+    definition, distinct = known_definition(task.name), list(dict.fromkeys(labels))
     return render(
         "finetuned.md.j2",
+        **_front_matter(record[PROVENANCE], definition.license if definition else ""),
         title=title,
-        task=task.name if definition else "a custom labeled file",
-        published=definition.source if definition else "",
-        license=definition.license if definition else "",
-        base=re.sub(r"\S*/", "", record["model"]),
+        task=task,
+        definition=definition,
+        base=record["model"] if record[PROVENANCE].get("base_models") else re.sub(r"\S*/", "", record["model"]),
         seed=loaded.seed,
         root=model,
-        config=model.config,
-        hidden_size=model.sizes.hidden_size,
         kind=kind,
-        problem=task.labels.kind if kind == "classification" else "single",
-        head=getattr(task.config, "head", None),
-        own_head=bool(model.head),
-        max_length=task.config.sequence_length,
         tokenizer=tokenizer_kind(loaded.tokenizer),
         pairs=(task.labels.pairs or kind == "span") and kind != "vectors",
         pipeline_tag=_CLASSES[kind][0],
         auto_class=_CLASSES[kind][1],
         labels=distinct,
         marks_spans=any(label.startswith(("B-", "I-")) for label in distinct),  # parts of speech don't
-        several=len(seeds) > 1,
-        seeds=seeds,
-        # A missing key is a KeyError: the file is damaged.
-        scores={}
-        if own.get("median") is None
-        else {key: own[key] for key in shown}
-        | {"selected_on": own.get("selected_on"), "failed_seeds": own.get("failed_seeds", {})},
-        of_seed=(scores.get("tasks", {}).get(task.name) or {}).get(own.get("metric")),
-        training=scores,
-        train_examples=own.get("train_examples"),
-        settings=settings,
-        made_with=_joined(({"discern": record["discern"]} if "discern" in record else {}) | record.get("versions", {})),
-        language=language_code(record.get("language")),
-        text_license=record.get(TEXT_LICENSE),
+        seeds=results.get("seeds", []),
+        scores=scores if scores.get("median") is not None else {},
+        of_seed=(training.get("tasks", {}).get(task.name) or {}).get(scores.get("metric")),
+        training=training,
+        settings={
+            key: value
+            for key, value in results.get("settings", {}).items()
+            if key.startswith((*_RECIPE, f"tasks.{task.name}.")) and key not in _LENGTH
+        },
+        record=record,
     )
+
+
+def _front_matter(provenance: Provenance, *further: str) -> dict[str, Any]:
+    """What the front matter says of where a model comes from, as plain words that cannot inject YAML.
+
+    Args:
+        further: licenses of the text that the model was fine-tuned on.
+    """
+    licenses = provenance.get("licenses", ())
+    names = [re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-") for name in dict.fromkeys((*licenses, *further)) if name]
+    names = ["cc0-1.0" if name == "cc0" else name or "other" for name in names]
+    languages = provenance.get("languages", ())
+    return {
+        "license": names[0] if len(names) == 1 and names[0] in _HUB_LICENSES else "other" if names else "",
+        "license_name": "-and-".join(names),
+        "licenses": licenses,
+        "languages": [LANGUAGES.get(code, code) for code in languages],
+        # YAML reads a bare `no`, Norwegian, as false.
+        "language_codes": ["'no'" if code == "no" else code for code in languages if code in LANGUAGES],
+        **{key: [name for name in provenance.get(key, ()) if _HUB_NAME.fullmatch(name)] for key in ("datasets", "base_models")},
+    }
+
+
+def _duration(seconds: float) -> str:
+    """A time in words: "45 seconds", "10 minutes", "36 hours"."""
+    size, unit = (3600, "hour") if seconds >= 36_000 else (60, "minute") if seconds >= 120 else (1, "second")
+    return counted(round(seconds / size), unit)
 
 
 def _network_facts(models: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
@@ -188,29 +211,19 @@ def _network_facts(models: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
     root, *_ = models.values()
     architecture, sizes = root.kind.architecture, root.sizes
     keys = architecture.size_keys or _SIZES
+    fills_masks = root.output in ("words", "words or copies")
     return {
-        "version": __version__,
         "root": root,
-        "config": root.config,
-        "output": root.output,
         "energies": read_mark(root.config).get("gives") == "energy",
-        "fills_masks": root.output in ("words", "words or copies"),
-        "not_computed": architecture.not_computed(sizes) if root.output in ("words", "words or copies") else "",
+        "fills_masks": fills_masks,
+        "not_computed": architecture.not_computed(sizes) if fills_masks else "",
         "segments": architecture.has_segments and sizes.num_token_types > 1,
         "query_stream": root.kind.has_query_stream,
-        "is_bert": root.config["model_type"] == "bert",
         "sizes": {label: getattr(sizes, name) for name, label in _SIZES.items() if name in keys},
         "position_kind": architecture.positions,
         "positions": sizes.max_positions if architecture.positions == "learned" else None,
         "others": dict(list(models.items())[1:]),
     }
-
-
-def language_code(language: str | None) -> str:
-    """A language code for the front matter, or "" for anything else, which could inject YAML."""
-    if language is None or not re.fullmatch(r"[A-Za-z]{2,8}(-[A-Za-z0-9]{1,8})*", language):
-        return ""
-    return "'no'" if language == "no" else language  # YAML reads a bare `no`, Norwegian, as false
 
 
 def tokenizer_kind(tokenizer: Tokenizer) -> str:
@@ -225,10 +238,6 @@ def without_paths(config: PretrainConfig) -> PretrainConfig:
         return config
     named = config.objective.model_copy(update={"generator_checkpoint": PurePath(source).name})
     return config.model_copy(update={"objective": named})
-
-
-def _joined(versions: Mapping[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def render(template: str, **values: Any) -> str:
@@ -248,14 +257,8 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for make in (code, cell, quoted):
-        environment.filters[make.__name__] = functools.partial(lambda make, value: Markup(make(value)), make)
-    unknown = "not recorded"
-    environment.filters |= {
-        "known": lambda value: unknown if value in (None, "") else value,
-        "number": lambda value: f"{value:,}" if isinstance(value, int | float) else unknown,
-        "setting": lambda value: unknown if value is None else f"{value:g}" if isinstance(value, float) else value,
-    }
+    environment.globals["version"] = __version__
+    environment.filters |= {"code": code, "cell": cell, "quoted": quoted, "number": "{:,}".format}
     return environment
 
 
@@ -265,28 +268,28 @@ def escaped(value: object) -> str:
     return _MARKUP.sub(r"\\\1", text)
 
 
-def code(value: object) -> str:
+def code(value: object) -> Markup:
     """Text as a code span, even if it contains backticks."""
     text = _plain(value)
     if not text.strip():
-        return "(empty)"
+        return Markup("(empty)")
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
     space = " " if text.startswith("`") or text.endswith("`") else ""
-    return f"{ticks}{space}{text}{space}{ticks}"
+    return Markup(f"{ticks}{space}{text}{space}{ticks}")
 
 
-def cell(value: object) -> str:
+def cell(value: object) -> Markup:
     """Text, or Markdown if it is `Markup`, for a cell of a table: on one line, with every bar escaped."""
-    return _LAYOUT.sub(" ", _markdown(value)).replace("|", "\\|")
+    return Markup(_LAYOUT.sub(" ", _markdown(value)).replace("|", "\\|"))
 
 
-def quoted(card: str) -> str:
+def quoted(card: str) -> Markup:
     """Third-party Markdown as a quotation, without its front matter; HTML in it is shown, not interpreted."""
     body = card.strip()
     if body.startswith("---\n") and (end := body.find("\n---", 3)) > 0:
         body = body[end + 4 :].strip()
     lines = (_INVISIBLE.sub("", _LAYOUT.sub(" ", line.replace("<", "&lt;"))) for line in body.splitlines())
-    return "\n".join(f"> {line}".rstrip() for line in lines)
+    return Markup("\n".join(f"> {line}".rstrip() for line in lines))
 
 
 def _plain(value: object) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,11 @@ from torch import nn
 
 from discern import __version__
 from discern.config.schema import to_toml
-from discern.data.tables import whole_text
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError, did_you_mean
-from discern.model_files.cards import code, escaped, imported_card, model_card, task_card, tokenizer_kind, without_paths
+from discern.model_files.cards import exported_again_card, model_card, task_card, without_paths
 from discern.model_files.finetuned import FORMAT, RESULTS_FILE, FinetunedFolder
-from discern.model_files.folder import TEXT_LICENSE, ModelFolder, open_model
+from discern.model_files.folder import PROVENANCE, ModelFolder, open_model
 from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
 from discern.model_files.huggingface import (
     PRECISIONS,
@@ -32,7 +31,7 @@ from discern.model_files.huggingface import (
     read_mark,
     weights_outside_networks,
 )
-from discern.model_files.onnx import ONNX_NAME, check_graph
+from discern.model_files.onnx import ONNX_NAME
 from discern.model_files.run import RunFolder
 from discern.model_files.serving import CARD_NAME, MODULES_NAME, TRANSFORMER_NAME, VERSIONS_NAME, Serving
 from discern.model_files.tokenizer import TOKENIZER_CONFIG_NAME, TOKENIZER_NAME, tokenizer_files
@@ -41,8 +40,7 @@ from discern.models.base import Network
 from discern.parsing import json_value
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, read_text, record_checksums, understood, write_recorded
-from discern.storage.files import cannot_write, sync_folder, write_bytes
-from discern.storage.output import OutputFolder, check_apart, listed
+from discern.storage.files import OutputFolder, cannot_write, check_apart, listed, sync_folder, write_bytes
 from discern.tasks.answer_heads import SpanHead
 from discern.tasks.classification import ClassificationHead
 from discern.tasks.contrastive import ContrastiveConfig
@@ -89,6 +87,20 @@ class Exported:
     kind: str | None = None
     whole: bool = True
     parity: dict[str, Any] | None = None
+
+    def values(self) -> dict[str, Any]:
+        """What was written, as `--json` prints it."""
+        of_run = {"network": self.networks[0], "networks": self.networks, "step": self.step}
+        return {
+            "out": self.folder,
+            **(of_run if self.task is None else {"task": self.task, "seed": self.seed}),
+            "kind": self.kind,
+            "architecture": self.loads_as,
+            "has_head": self.whole,
+            "parameters": self.parameters,
+            "bytes": self.num_bytes,
+            **({} if self.parity is None else {"onnx": self.parity}),
+        }
 
 
 @dataclass(frozen=True)
@@ -157,28 +169,22 @@ def export(
     if (task is not None or seed is not None) and not isinstance(opened, FinetunedFolder):
         raise ConfigError(f"--task and --seed are for fine-tuned models, but {opened.folder} is not one", hint="leave them out")
     progress.start("exporting", 2, "parts")
-    title = out.resolve().name
+    title, examples = out.resolve().name, None
     if isinstance(opened, FinetunedFolder):
         if serving.int8 and not serving.sentence_transformers and serving.labeled is not None:
             examples = serving.labeled(opened, serving.texts, task=task, seed=seed)
-            serving = serving if examples is None else replace(serving, texts=None, examples=examples)
         contents = _of_task(opened, title, task, seed, precision, serving)
-    elif isinstance(opened, RunFolder):
-        contents = _of_run(opened, title, network, all_networks, precision, serving)
-        if all_networks and (lost := weights_outside_networks(opened.objective)):
-            warn(f"{out} lacks weights that belong to none of the networks ({', '.join(lost[:3])}): evaluate the run instead")
     else:
-        assert isinstance(opened, HuggingFaceFolder)
-        contents = _of_export(opened, title, network, all_networks, precision, serving)
+        contents = _of_pretrained(opened, title, network, all_networks, precision, serving)
+    if all_networks and isinstance(opened, RunFolder) and (lost := weights_outside_networks(opened.objective)):
+        warn(f"{out} lacks weights that belong to none of the networks ({', '.join(lost[:3])}): evaluate the run instead")
     progress.advance(1)
     first = next(iter(contents.models.values()))
-    if serving.onnx:
-        check_graph(first.kind.architecture)
     about: dict[str, Any] = {"step": opened.step, **contents.about}
 
     def write(folder: Path) -> None:
         write_networks(folder, contents.models, contents.tokenizer, contents.card, contents.settings)
-        about["parity"] = contents.serving.add(folder, progress)
+        about["parity"] = contents.serving.add(folder, progress, examples)
 
     publish(out, write)
     progress.advance(1)
@@ -215,66 +221,51 @@ def folder_size(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
-def _of_run(run: RunFolder, title: str, network: str | None, all_networks: bool, precision: str, serving: Serving) -> _Contents:
-    networks, special = run.networks(), run.vocabulary.special
-    names = _chosen(list(networks), network, all_networks, f"objective '{run.config.objective.name}'")
-    models = {name: network_to_huggingface(networks[name], special, precision) for name in names}
-    root = _checked(models, names[0], run.folder)
-    # What later commands need to know about an export, in addition to its settings. No paths and no host names.
-    mark = {
-        "version": __version__,
-        "objective": run.config.objective.name,
-        "networks": names,
-        "step": run.step,
-        "tokenizer_fingerprint": run.record["tokenizer_fingerprint"],
-    } | {name: run.record[name] for name in ("language", TEXT_LICENSE) if name in run.record}
-    root.config[MARK] = mark | root.config.get(MARK, {})
-    models[names[0]] = root = root.in_form(serving.form)
-    tokenizer = tokenizer_files(load_tokenizer(run.tokenizer_path), run.max_length, root.kind.architecture)
-    settings = to_toml(without_paths(run.config)).encode() if "objective" in root.config[MARK] else None
-    return _Contents(models, tokenizer, model_card(run, models, title), settings, serving, {})
-
-
-def _of_export(
-    opened: HuggingFaceFolder, title: str, network: str | None, all_networks: bool, precision: str, serving: Serving
+def _of_pretrained(
+    opened: ModelFolder, title: str, network: str | None, all_networks: bool, precision: str, serving: Serving
 ) -> _Contents:
-    source, mark = opened.folder, opened.mark
-    present = mark.get("networks")
-    if not present:
-        raise CheckpointError(
-            f"{source / CONFIG_NAME} does not name the networks of an export",
-            hint="export the run again; convert a model that discern did not write with `discern import`",
-        )
-    names = _chosen(present, network, all_networks, str(source))
-    folders = {name: opened if name == present[0] else HuggingFaceFolder(source / name) for name in names}
-    special = special_tokens(opened.tokenizer)
-    models = {name: network_to_huggingface(folder.stored.network, special, precision) for name, folder in folders.items()}
-    root = _checked(models, names[0], source)
-    root.config[MARK] = {key: value for key, value in mark.items() if key not in ("head", "gives")} | root.config.get(MARK, {})
-    root.config[MARK] |= {"version": __version__, "networks": names}
-    models[names[0]] = root = root.in_form(serving.form)
-    # The settings of an import were made for all of its networks; those of a run apply to each.
-    keeps = ("objective" in mark or names == present) and "networks" in root.config[MARK]
-    settings = read_text(source / SETTINGS_NAME, hint=_COPY).encode() if keeps and (source / SETTINGS_NAME).is_file() else None
-    if "imported" in mark:
-        origin = f"the {escaped(names[0])} of a model that was imported: {escaped(mark['imported'])}"
+    """The networks of a run, or of an earlier export or import."""
+    # What later commands need to know about an export, in addition to its settings. No paths and no host names.
+    if isinstance(opened, RunFolder):
+        found, source = opened.networks(), f"objective '{opened.config.objective.name}'"
+        names = _chosen(list(found), network, all_networks, source)
+        networks = {name: found[name] for name in names}
+        mark = {"objective": opened.config.objective.name, "step": opened.step, PROVENANCE: opened.provenance}
+        mark["tokenizer_fingerprint"] = opened.record["tokenizer_fingerprint"]
+        settings: bytes | None = to_toml(without_paths(opened.config)).encode()
     else:
-        origin = f"the {escaped(names[0])} of a run of discern, objective {code(mark.get('objective'))}; see the card at the end"
-    length = opened.max_length
-    with understood(source / CONFIG_NAME, hint="export the run again", error=CheckpointError):
-        card = imported_card(
-            models,
-            title=title,
-            origin=origin,
-            tokenizer=tokenizer_kind(opened.tokenizer),
-            max_length=length,
-            step=mark.get("step"),
-            language=opened.language,
-            text_license=opened.text_license,
-            source_card=whole_text(source / CARD_NAME) if (source / CARD_NAME).is_file() else "",
+        assert isinstance(opened, HuggingFaceFolder)
+        if "networks" not in opened.mark:
+            raise CheckpointError(
+                f"{opened.folder / CONFIG_NAME} does not name the networks of an export",
+                hint="export the run again; convert a model that discern did not write with `discern import`",
+            )
+        names = _chosen(opened.names, network, all_networks, str(opened.folder))
+        networks = {name: opened.folders[name].stored.network for name in names}
+        mark = {key: value for key, value in opened.mark.items() if key not in ("head", "gives")}
+        path = opened.folder / SETTINGS_NAME
+        # The settings of an import were made for all of its networks; those of a run apply to each.
+        keeps = path.is_file() and ("objective" in mark or names == opened.names)
+        settings = read_text(path, hint=_COPY).encode() if keeps else None
+    special = special_tokens(opened.tokenizer)
+    models = {name: network_to_huggingface(each, special, precision) for name, each in networks.items()}
+    for model in models.values():
+        check_finite(model, opened.folder)
+    root = models[names[0]]
+    if root.kind.architecture.beside_only:
+        raise ConfigError(
+            f"the {names[0]} has two towers, and transformers has no such model",
+            hint="leave out --network and add --all-networks, which stores it beside the discriminator, for discern only",
         )
-    files = tokenizer_files(opened.tokenizer, length, root.kind.architecture)
-    return _Contents(models, files, card, settings, serving, {})
+    root.config[MARK] = mark | {"version": __version__, "networks": names} | root.config.get(MARK, {})
+    models[names[0]] = root = root.in_form(serving.form)
+    tokenizer = tokenizer_files(load_tokenizer(opened.tokenizer_path), opened.max_length, root.kind.architecture)
+    if isinstance(opened, RunFolder):
+        card = model_card(opened, models, title)
+    else:
+        with understood(opened.folder / CONFIG_NAME, hint="export the run again", error=CheckpointError):
+            card = exported_again_card(opened, models, title)
+    return _Contents(models, tokenizer, card, settings if "networks" in root.config[MARK] else None, serving, {})
 
 
 def _chosen(present: Sequence[str], network: str | None, all_networks: bool, source: str) -> list[str]:
@@ -289,18 +280,6 @@ def _chosen(present: Sequence[str], network: str | None, all_networks: bool, sou
     return list(present) if all_networks else [network or present[0]]
 
 
-def _checked(models: Mapping[str, HuggingFaceModel], name: str, source: Path) -> HuggingFaceModel:
-    """The network for the root, after all were checked."""
-    for model in models.values():
-        check_finite(model, source)
-    if models[name].kind.architecture.beside_only:
-        raise ConfigError(
-            f"the {name} has two towers, and transformers has no such model",
-            hint="leave out --network and add --all-networks, which stores it beside the discriminator, for discern only",
-        )
-    return models[name]
-
-
 def _of_task(
     opened: FinetunedFolder, title: str, name: str | None, seed: int | None, precision: str, serving: Serving
 ) -> _Contents:
@@ -311,7 +290,9 @@ def _of_task(
     kind: Any = _KINDS.get(labels.kind, "classification")
     form: Any = getattr(task.config, "head", None)
     pooling: str = getattr(head, "pooling", "cls")
-    names = bio_labels(labels.names) if labels.scheme != "none" else labels.names if kind != "span" else ()
+    names = labels.names if kind != "span" else ()
+    if labels.scheme != "none":  # the pipelines of transformers read BIO, not BIOES
+        names = tuple(_BIO.get(name[:1], name[:1]) + name[1:] for name in names)
     # Exact types, as a subclass may compute something else. transformers has neither ELECTRA's joint head, in which the end of
     # an answer depends on its start, nor a head that compares two texts, nor one with n-grams.
     known = type(head) in (ClassificationHead, TaggingHead, SpanHead) and pooling != "pair"
@@ -348,19 +329,21 @@ def _of_task(
     check_finite(model, opened.folder)
     if isinstance(task.config, ContrastiveConfig):
         serving = serving.of_vectors(task.config.pooling, task.config.sequence_length)
-    if serving.onnx:
-        check_graph(architecture, None if serving.sentence_transformers else head)
     # What `HuggingFaceFolder.task_model` reads. No key `objective`: its presence marks a pre-trained model.
     record = loaded.record
     of_task = {key: value for key, value in record["tasks"][task.name].items() if key != "files"}
+    if represents and kind == "classification":
+        # The weights include the unit of a score, and the class decides the layers of the head.
+        of_task["labels"] = of_task["labels"] | {"scale": 1.0, "shift": 0.0}
+        of_task["config"] = of_task["config"] | architecture.task_settings(config, kind)
     mark: dict[str, Any] = {
         "version": __version__,
         "task": task.name,
         "seed": loaded.seed,
         "tokenizer_fingerprint": fingerprint(loaded.tokenizer),
+        PROVENANCE: record[PROVENANCE],
         TASK_RECORD: {"format": FORMAT, "frame": loaded.frame, "tasks": {task.name: of_task}},
     }
-    mark |= {key: record[key] for key in ("language", TEXT_LICENSE) if key in record}
     if not represents:
         mark[TASK_HEAD] = HEAD_NAME if model.head else ""
     model.config[MARK] = mark
@@ -386,11 +369,6 @@ def _check_rounding(bias: Any, scale: float, shift: float, kind: str, precision:
             f"{precision} would shift all scores by {lost:.3g}: they lie around {shift:.6g} and vary by {scale:.3g}",
             hint="export with --precision float32, or fine-tune on labels from which a constant is subtracted",
         )
-
-
-def bio_labels(names: Sequence[str]) -> tuple[str, ...]:
-    """Convert BIOES tags to BIO, which the pipelines of transformers read: S becomes B, and E becomes I."""
-    return tuple(_BIO.get(name[:1], name[:1]) + name[1:] for name in names)
 
 
 def check_target(out: Path, *reads: Path | None) -> None:

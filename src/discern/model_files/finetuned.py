@@ -13,14 +13,13 @@ from pydantic import Field
 
 from discern import __version__
 from discern.errors import ConfigError, DataError
-from discern.model_files.folder import FINETUNED_RECORD, TEXT_LICENSE, LoadedEncoder, ModelFolder, TaskModel
+from discern.model_files.folder import FINETUNED_RECORD, PROVENANCE, LoadedEncoder, ModelFolder, TaskModel
 from discern.model_files.weight_files import read_tensors
 from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import build_config
 from discern.objectives.base import Objective
 from discern.storage.checksums import Record, has_file, read_json, understood
-from discern.tasks import families
-from discern.tasks import tasks as registry
+from discern.tasks import families, tasks as registry
 from discern.tasks.base import Definition, Labels, Task
 from discern.tasks.supervised import FrameName, supervised
 from discern.training.checkpoint import load_model_tensors
@@ -186,7 +185,6 @@ def make_record(
                 "model could not be used",
                 hint='register the definition under its own name, and name the family: family = "my-family"',
             )
-    stated = {"language": loaded.language, TEXT_LICENSE: loaded.text_license}
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -208,8 +206,9 @@ def make_record(
             }
             for name, task in tasks.items()
         },
+        PROVENANCE: loaded.provenance,
         "versions": {"torch": torch.__version__},
-    } | {name: value for name, value in stated.items() if value is not None}
+    }
 
 
 class _TaskRecord(Record):
@@ -234,8 +233,7 @@ class _Finetuned(Record):
     tokenizer_fingerprint: str
     tasks: Annotated[dict[str, _TaskRecord], Field(min_length=1)]
     debug: bool
-    language: str | None = None
-    text_license: str | None = None
+    provenance: dict[str, list[str]]
 
 
 def read_finetuned(folder: Path) -> dict[str, Any]:

@@ -5,37 +5,39 @@ from __future__ import annotations
 import abc
 import copy
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import torch
 from tokenizers import Tokenizer
 from torch import nn
 
-from discern.config.layers import preset_names
+from discern.config.resolve import preset_names
 from discern.corruption.randomness import key_of
 from discern.data.dataset.shards import TokenData
 from discern.data.tokenizer import fingerprint, load_tokenizer, special_tokens, vocab_size
 from discern.errors import ConfigError, DataError, did_you_mean, nearest
 from discern.model_files.hub import CONFIG_NAME, local_model
-from discern.models.base import Encoder, Network, build_embeddings, build_encoder
+from discern.models.base import Encoder, Network, build_embeddings, build_encoder, initialize
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Disentangled
-from discern.models.initialization import initialize
+from discern.models.layers import Disentangled
 from discern.objectives.base import Objective
 from discern.objectives.config import ObjectiveConfig
 from discern.storage.checksums import has_file
 from discern.tasks.base import Task, TextEncoder
 from discern.tasks.supervised import FrameName, SupervisedObjective
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
+from discern.training.config import PretrainConfig, load_pretrain_config
 
 RUN_RECORD, FINETUNED_RECORD = "run.json", "finetuned.json"
 """Files that identify a run and a fine-tuned model."""
-TEXT_LICENSE = "text_license"
-"""Key, in records and in config.json of exports, of the license of the text that a model was pre-trained on."""
+PROVENANCE = "provenance"
+"""Key, in records and in config.json of exports, of what is known about where a model comes from, see `Provenance`."""
+Provenance: TypeAlias = Mapping[str, Sequence[str]]
+"""The `languages` and `licenses` of the text that a model was pre-trained on, as stated by whoever prepared it, the `datasets` of
+the Hugging Face Hub that the text is from, and the `base_models` of the Hub that training started from. All are optional."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,8 +50,7 @@ class LoadedEncoder:
             it can take.
         description: the origin of the weights, in words.
         trained: whether the encoder has been trained; if not, each fine-tuning seed draws its own weights.
-        language: code of the language of the training text; None if unknown.
-        text_license: license of that text, as stated by whoever prepared it; None if unknown.
+        provenance: see `Provenance`.
         source_fingerprint: SHA-256 of the weights.
 
     Raises:
@@ -61,8 +62,7 @@ class LoadedEncoder:
     max_length: int
     description: str
     trained: bool = True
-    language: str | None = None
-    text_license: str | None = None
+    provenance: Provenance = field(default_factory=dict)
     source_fingerprint: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -179,9 +179,6 @@ class ModelFolder(abc.ABC):
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({str(self.folder)!r})"
-
     @property
     @abc.abstractmethod
     def description(self) -> str:
@@ -189,7 +186,7 @@ class ModelFolder(abc.ABC):
 
     @property
     def record(self) -> Mapping[str, Any]:
-        """What was recorded about the model when it was written: language, license, fingerprints."""
+        """What was recorded about the model when it was written: provenance, fingerprints."""
         return {}
 
     @property
@@ -217,14 +214,10 @@ class ModelFolder(abc.ABC):
         return None
 
     @property
-    def language(self) -> str | None:
-        """Code of the language of the text that the model was pre-trained on; None if unknown."""
-        return self.record.get("language")
-
-    @property
-    def text_license(self) -> str | None:
-        """License of that text, as stated by whoever prepared it; None if unknown."""
-        return self.record.get(TEXT_LICENSE)
+    def provenance(self) -> Provenance:
+        """Languages and licenses of the text that the model was pre-trained on, and where they come from."""
+        provenance: Provenance = self.record.get(PROVENANCE, {})
+        return provenance
 
     @property
     def tokenizer_path(self) -> Path:
@@ -286,14 +279,7 @@ class ModelFolder(abc.ABC):
         """
 
     def _loaded(self, encoder: Encoder, max_length: int, description: str) -> LoadedEncoder:
-        return LoadedEncoder(
-            encoder.for_tasks(),
-            self.tokenizer_path,
-            max_length,
-            description,
-            language=self.language,
-            text_license=self.text_license,
-        )
+        return LoadedEncoder(encoder.for_tasks(), self.tokenizer_path, max_length, description, provenance=self.provenance)
 
     @property
     @abc.abstractmethod

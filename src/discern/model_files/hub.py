@@ -29,11 +29,6 @@ _PICKLES = ("pytorch_model*.bin", "pytorch_model.bin.index.json")
 _CACHED = re.compile(r"models--(.+)")
 
 
-def is_hub_name(name: str | Path) -> bool:
-    """Whether a string has the form of a name on the Hub: "google/electra-small-discriminator"."""
-    return bool(_NAME.fullmatch(str(name))) and ".." not in str(name)
-
-
 def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
     """The folder of a model, which is downloaded if it is given by its name on the Hub.
 
@@ -49,9 +44,9 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
         DataError: there is no such model, or it cannot be downloaded.
     """
     path = Path(name)
-    if path.exists() or path.parent.is_dir() or not is_hub_name(name):
-        return path
     repository = str(name)
+    if path.exists() or path.parent.is_dir() or not _NAME.fullmatch(repository) or ".." in repository:
+        return path
     try:
         import huggingface_hub
     except ImportError:
@@ -61,19 +56,17 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
         ) from None
     try:
         folder = _download(repository)
-    except huggingface_hub.errors.GatedRepoError as problem:
-        raise DataError(
-            f"{repository} on the Hugging Face Hub is available only to users who have accepted its terms",
-            hint=f"accept them at https://huggingface.co/{repository}, then run: hf auth login",
-        ) from problem
-    except huggingface_hub.errors.RepositoryNotFoundError as problem:
+    except huggingface_hub.errors.RepositoryNotFoundError as problem:  # or one whose terms have to be accepted first
         raise DataError(
             f"there is no folder {repository}, and no public model of that name on the Hugging Face Hub",
-            hint="check the name, or give the folder of a model; for a private model: hf auth login",
+            hint="check the name, or give the folder of a model; for a private or gated model, accept its terms at "
+            f"https://huggingface.co/{repository} and run: hf auth login",
         ) from problem
     except Exception as problem:  # network, proxies, certificates and disk raise errors of many types
+        cause = problem.__cause__ or problem  # where huggingface_hub reports problems of the network
+        reason = str(cause).strip().partition("\n")[0] or type(cause).__name__
         raise DataError(
-            f"there is no folder {repository}, and it cannot be downloaded from the Hugging Face Hub: {_reason(problem)}",
+            f"there is no folder {repository}, and it cannot be downloaded from the Hugging Face Hub: {reason}",
             hint=_by_hand(repository),
         ) from problem
     note(f"{repository}: {folder}")
@@ -81,11 +74,11 @@ def local_model(name: str | Path, note: Callable[[str], None]) -> Path:
 
 
 def hub_name(folder: Path) -> str | None:
-    """The name on the Hub and the revision of a folder in the cache of huggingface_hub; None for any other folder."""
+    """The name on the Hub of a folder in the cache of huggingface_hub; None for any other folder."""
     parts = folder.absolute().parts
     if len(parts) < 3 or parts[-2] != "snapshots" or not (found := _CACHED.fullmatch(parts[-3])):
         return None
-    return f"{found[1].replace('--', '/')} (Hugging Face Hub, revision {parts[-1][:7]})"
+    return found[1].replace("--", "/")
 
 
 def _download(repository: str) -> Path:
@@ -104,12 +97,6 @@ def _download(repository: str) -> Path:
 
     folder = fetched(*_SMALL, HEAD_NAME, *_WEIGHTS)
     return folder if any(folder.glob("*.safetensors")) else fetched(*_SMALL, *_PICKLES)
-
-
-def _reason(problem: BaseException) -> str:
-    """The first line of an error or of its cause, where huggingface_hub reports problems of the network."""
-    told = problem.__cause__ or problem
-    return (str(told).strip().splitlines() or [type(told).__name__])[0]
 
 
 def _by_hand(repository: str) -> str:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from discern.data.tokenizer import special_tokens
 from discern.errors import CheckpointError, ConfigError, DataError, MissingHeadError
 from discern.model_files.finetuned import FORMAT, task_of
-from discern.model_files.folder import LoadedEncoder, ModelFolder, TaskModel, check_rows
+from discern.model_files.folder import LoadedEncoder, ModelFolder, Provenance, TaskModel, check_rows
 from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME, hub_name
 from discern.model_files.run import build_objective
 from discern.model_files.tokenizer import read_max_length
@@ -44,14 +44,13 @@ from discern.storage.checksums import (
     Record,
     lost_files,
     read_json,
-    record_checksums,
     understood,
 )
 from discern.storage.files import sync_file, write_bytes
 from discern.tasks import families
 from discern.tasks.supervised import FrameName, supervised
 from discern.tasks.tags import detect_scheme
-from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.config import PretrainConfig, read_written_config
 from discern.types import SpecialTokens
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -76,8 +75,8 @@ class _Mark(Record):
     imported: str | None = None
     task: str | None = None
     seed: int | None = None
-    language: str | None = None
-    text_license: str | None = None
+    record: dict[str, Any] | None = None
+    provenance: dict[str, list[str]] = Field(default_factory=dict)
 
 
 class _Config(Record):
@@ -194,7 +193,6 @@ class HuggingFaceModel:
                 (folder / name).chmod((folder / CONFIG_NAME).stat().st_mode)
                 with (folder / name).open("rb") as file:
                     sync_file(file)
-                record_checksums(folder, [CONFIG_NAME, name])
 
 
 def network_to_huggingface(network: Network, special: SpecialTokens, precision: str = "float32") -> HuggingFaceModel:
@@ -302,20 +300,16 @@ def read_network(folder: Path, part: str = "") -> StoredNetwork:
         expected = architecture.to_huggingface(named_parameters(network), sizes)
         zeros = architecture.zeros(config)
         missing = sorted(expected.keys() - present - set(zeros))
-        if missing:
-            raise CheckpointError(
-                f"{stored.path}: '{missing[0]}' is missing{and_more(missing)}",
-                hint=f"{CONFIG_NAME} and {stored.path.name} must come from the same model",
-            )
         known = {*expected, *architecture.tied}
         others = sorted(name for name in names if name not in known and not name.endswith(architecture.redundant or ("\0",)))
         own = tuple(prefix + part for prefix in architecture.prefixes for part in architecture.parts)
         foreign = [names[name] for name in others if name.startswith(own)]
-        if foreign:
-            raise CheckpointError(
-                f"{stored.path}: unexpected tensor '{foreign[0]}'{and_more(foreign)}",
-                hint=f"{CONFIG_NAME} and {stored.path.name} must come from the same model",
-            )
+        for tensors, problem_of in ((missing, "'{}' is missing"), (foreign, "unexpected tensor '{}'")):
+            if tensors:
+                raise CheckpointError(
+                    f"{stored.path}: {problem_of.format(tensors[0])}{and_more(tensors)}",
+                    hint=f"{CONFIG_NAME} and {stored.path.name} must come from the same model",
+                )
         values: dict[str, Tensor] = {}
         for name, like in expected.items():
             if name in beside or name in names:
@@ -387,10 +381,15 @@ class HuggingFaceFolder(ModelFolder):
     record = mark
 
     @property
+    def provenance(self) -> Provenance:
+        name = hub_name(self.folder)
+        return super().provenance if name is None else {**super().provenance, "base_models": [name]}
+
+    @property
     def description(self) -> str:
         mark, step = self.mark, self.step
         if (name := hub_name(self.folder)) is not None:
-            return name
+            return f"{name} (Hugging Face Hub, revision {self.folder.absolute().name[:7]})"
         if mark and not mark.keys() & {"objective", "task", "form"}:
             return f"import {self.folder}" + ("" if step is None else f" of step {step:,}")
         if step is not None:
@@ -449,8 +448,13 @@ class HuggingFaceFolder(ModelFolder):
             folders[name].tokenizer = self.tokenizer
         return folders
 
+    @property
+    def folders(self) -> Mapping[str, HuggingFaceFolder]:
+        """The folder of each network."""
+        return {self.names[0]: self} | self.beside
+
     def networks(self, *, beside: bool = True) -> Mapping[str, Network]:
-        folders = {self.names[0]: self} | (self.beside if beside else {})
+        folders = self.folders if beside else {self.names[0]: self}
         found = {name: each.stored.with_head() for name, each in folders.items()}
         for name, network in found.items():
             if network.predicts == "nothing":
@@ -463,7 +467,7 @@ class HuggingFaceFolder(ModelFolder):
     @cached_property
     def networks_to_train(self) -> Mapping[str, Network]:
         _ = self.encoder  # refuses what cannot be trained
-        networks = {name: each.stored.with_head() for name, each in ({self.names[0]: self} | self.beside).items()}
+        networks = {name: each.stored.with_head() for name, each in self.folders.items()}
         if "generator" in self.beside:
             encoder = networks[self.names[0]].encoder
             encoder.config = encoder.config.with_generator(networks["generator"].encoder.config)
@@ -486,10 +490,8 @@ class HuggingFaceFolder(ModelFolder):
     def objective(self) -> Objective:
         config = self.evaluation_config
         if config is None:
-            judges = not self.mark and "discriminator" in self.networks(beside=False)
-            missing = "the generator and the settings" if judges else "the settings"
             raise ConfigError(
-                f"{self.folder} lacks {missing} that it was trained with ({SETTINGS_NAME}), so it cannot be evaluated",
+                f"{self.folder} lacks the settings that it was trained with ({SETTINGS_NAME}), so it cannot be evaluated",
                 hint="give a run, or what `discern export RUN --out DIR --all-networks` writes",
             )
         objective = build_objective(config, Vocabulary(self.config_json["vocab_size"], special_tokens(self.tokenizer)))
@@ -547,15 +549,13 @@ class HuggingFaceFolder(ModelFolder):
                 f"{self.folder} has no task head ({CONFIG_NAME} names {named})",
                 hint=f"fine-tune it first: discern finetune {self.folder} --train FILE --out OUT",
             )
-        try:
+        with understood(path, hint=AGAIN, error=CheckpointError):
             record = self._task_record()
             tasks = {name: task_of(name, each) for name, each in record["tasks"].items()}
             (own,) = tasks
             if record["frame"] not in get_args(FrameName):
                 raise ValueError(f"frame {record['frame']!r}")
             objective = supervised(self.encoder.encoder, tasks, frame=record["frame"])
-        except (KeyError, TypeError, AttributeError, ValueError) as problem:
-            raise CheckpointError(f"{path}: its task settings cannot be read ({problem!r:.120})", hint=AGAIN) from problem
         self._fill_head(objective.heads[own])
         return TaskModel(self.folder, objective.eval(), self.tokenizer, self.mark.get("seed", 0), record)
 
@@ -563,25 +563,16 @@ class HuggingFaceFolder(ModelFolder):
         """A record in the form of finetuned.json: the one stored in an export, or else one derived from the head."""
         config, said = self.config_json, self.mark.get(TASK_RECORD)
         kind = self.architecture.task_kind(config)
-        if isinstance(said, dict):
+        if said is not None:
             if said.get("format") != FORMAT:
                 raise DataError(
                     f"{self.folder}: the export has format {said.get('format')}; this version of discern reads {FORMAT}"
                 )
-            tasks = said["tasks"]
-            if kind == "classification":
-                # Its weights include the unit of a score, and its class decides the layers of the head.
-                tasks = {
-                    name: {
-                        **each,
-                        "labels": {**each["labels"], "scale": 1.0, "shift": 0.0},
-                        "config": {**each["config"], **self.architecture.task_settings(config, kind)},
-                    }
-                    for name, each in tasks.items()
-                }
-            return {"model": str(self.folder), "files": {}, **said, "tasks": tasks}
+            return {"model": str(self.folder), "files": {}, **said}
         assert kind is not None  # only an export of discern stores its head in a separate file
-        names = self._label_names()
+        count = config.get("num_labels", 2)
+        named = config.get("id2label") or {str(number): f"LABEL_{number}" for number in range(min(count, 100_000))}
+        names = [str(named[str(number)]) for number in range(len(named))]
         kinds = {"tagging": "tags", "span": "spans"}
         if kind == "classification":
             problem = config.get("problem_type") or PROBLEMS["number" if len(names) == 1 else "single"]
@@ -594,12 +585,6 @@ class HuggingFaceFolder(ModelFolder):
         task = {"family": _FAMILIES[kind], "metrics": list(_METRICS[kind]), "labels": labels, "layout": {}}
         task["config"] = settings.model_dump(mode="json")
         return {"model": str(self.folder), "files": {}, "frame": self.architecture.frame, "tasks": {"own": task}}
-
-    def _label_names(self) -> list[str]:
-        """The label of each output, in order; LABEL_0 and so on if config.json has no names, as in transformers."""
-        count = self.config_json.get("num_labels", 2)
-        named = self.config_json.get("id2label") or {str(number): f"LABEL_{number}" for number in range(min(count, 100_000))}
-        return [str(named[str(number)]) for number in range(len(named))]
 
     @torch.no_grad()
     def _fill_head(self, head: nn.Module) -> None:
@@ -629,7 +614,7 @@ class HuggingFaceFolder(ModelFolder):
 
 def weights_outside_networks(objective: Objective) -> list[str]:
     """Parameters and buffers of an objective that no export of its networks contains, such as the baseline of an adversary."""
-    networks = objective.networks().values()
+    networks = objective.networks().values()  # their companions are not exported
     parts = nn.ModuleList(part for each in networks for part in (each.encoder, each.head, each.bilinear) if part is not None)
     held = {id(tensor) for tensor in (*parts.parameters(), *parts.buffers())}
     return [name for name, tensor in [*objective.named_parameters(), *objective.named_buffers()] if id(tensor) not in held]

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import ConfigError, DataError
 from discern.model_files.cards import imported_card
 from discern.model_files.export import check_finite, check_target, folder_size, publish, write_networks
-from discern.model_files.folder import check_rows, holds_model, open_model
+from discern.model_files.folder import PROVENANCE, Provenance, check_rows, holds_model, open_model
 from discern.model_files.hub import CONFIG_NAME
 from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, network_to_huggingface
 from discern.model_files.tensorflow import KIND, find_checkpoint, read_released
@@ -23,7 +24,7 @@ from discern.models.architecture import MARK, WORDS
 from discern.models.base import encoders_by_type
 from discern.models.config import ModelConfig
 from discern.progress import Progress
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
+from discern.training.config import PretrainConfig, load_pretrain_config
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ImportedModel:
         max_length: maximum sequence length in tokens; None if unknown.
         left_out: names of the parts of the source that were not imported.
         remarks: notes for the user.
+        provenance: see `Provenance`.
     """
 
     kind: str
@@ -47,6 +49,7 @@ class ImportedModel:
     max_length: int | None = None
     left_out: Sequence[str] = ()
     remarks: Sequence[str] = ()
+    provenance: Provenance = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,24 @@ class Imported:
     model: ImportedModel
     measurable: bool
     num_bytes: int
+
+    def values(self) -> dict[str, Any]:
+        """What was written, as `--json` prints it."""
+        models, first = self.model.models, next(iter(self.model.models.values()))
+        return {
+            "out": self.folder,
+            "kind": self.model.kind,
+            "networks": list(models),
+            "architecture": first.loads_as,
+            "parameters": {name: model.num_parameters for name, model in models.items()},
+            "vocab_size": first.config["vocab_size"],
+            "tokenizer": self.model.tokenizer.manner,
+            "step": self.model.step,
+            "left_out": self.model.left_out,
+            "remarks": self.model.remarks,
+            "measurable": self.measurable,
+            "bytes": self.num_bytes,
+        }
 
 
 def import_model(
@@ -124,14 +145,16 @@ def import_model(
         "imported": imported.kind,
         "networks": list(imported.models),
         "tokenizer_fingerprint": fingerprint(found.tokenizer),
+        PROVENANCE: imported.provenance,
     } | step
     card = imported_card(
         imported.models,
         title=out.resolve().name,
-        origin=imported.kind,
+        origin=f"a {imported.kind}",
         tokenizer=f"{type(found.tokenizer.model).__name__}, {found.manner}",
         max_length=length,
         step=imported.step,
+        provenance=imported.provenance,
         settings=config is not None,
         left_out=imported.left_out,
         remarks=imported.remarks,
@@ -150,7 +173,7 @@ def _read_source(
         if not isinstance(opened, HuggingFaceFolder) or opened.mark:
             raise ConfigError(
                 f"{source} was written by discern; the other commands accept it without an import",
-                hint=f"discern export {source} --out DIR",
+                hint=f"use it as it is, for example: discern finetune {source} --train FILE.csv --out TUNED",
             )
         if heads is not None:
             raise ConfigError(
@@ -165,6 +188,7 @@ def _read_source(
             found,
             max_length=read_max_length(source, opened.sizes.max_positions),
             left_out=opened.stored.left_out,
+            provenance=opened.provenance,
         )
     elif (prefix := find_checkpoint(source)) is not None:
         found = find_tokenizer(prefix, tokenizer, lowercase)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,7 +26,6 @@ from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import ConfigError, NumericsError
 from discern.model_files.folder import TaskModel
 from discern.model_files.huggingface import HuggingFaceFolder
-from discern.models.architecture import Architecture
 from discern.models.heads import mean_state
 from discern.storage.files import sync_file, write_bytes
 from discern.tasks.answer_heads import JointHead, SpanHead, allowed_positions
@@ -80,21 +79,6 @@ def check_onnx() -> None:
         raise ConfigError(f"ONNX needs {' and '.join(missing)}", hint="pip install 'discern-nlp[onnx]'")
 
 
-def check_graph(architecture: Architecture, head: nn.Module | None = None) -> None:
-    """Raise a ConfigError if models of this architecture, or the head of a task, have no graph."""
-    if architecture.no_graph is not None:
-        raise ConfigError(
-            f"this model cannot be exported to ONNX: {architecture.no_graph}",
-            hint="leave out --onnx, and serve it with transformers; encoder 'bert' can be exported to ONNX",
-        )
-    if head is not None and type(head) not in (ClassificationHead, TaggingHead, SpanHead):
-        searches = ": the end of an answer depends on its start, which takes a search" if type(head) is JointHead else ""
-        raise ConfigError(
-            f"a head of the class {type(head).__name__} cannot be exported to ONNX{searches}",
-            hint="leave out --onnx; for questions, fine-tune with --set task.head=span",
-        )
-
-
 class Graph(nn.Module):
     """A model that discern exported, as a function of tensors: a network, an encoder, or a fine-tuned model.
 
@@ -116,10 +100,16 @@ class Graph(nn.Module):
 
     Raises:
         CheckpointError: the weights are missing or damaged.
+        ConfigError: models of this architecture, or the head of the task, have no graph.
     """
 
     def __init__(self, opened: HuggingFaceFolder, pooling: VectorPooling | None = None, *, normalize: bool = False) -> None:
         super().__init__()
+        if opened.architecture.no_graph is not None:
+            raise ConfigError(
+                f"this model cannot be exported to ONNX: {opened.architecture.no_graph}",
+                hint="leave out --onnx, and serve it with transformers; encoder 'bert' can be exported to ONNX",
+            )
         self.tokenizer, self.special = opened.tokenizer, special_tokens(opened.tokenizer)
         self.max_length, self.has_segments = opened.max_length, opened.architecture.has_segments
         self.task_model: TaskModel | None = None
@@ -134,6 +124,12 @@ class Graph(nn.Module):
             self.task_model = opened.task_model()
             task = self.task_model.task()
             self.head = self.task_model.objective.heads[task.name]
+            if type(self.head) not in (ClassificationHead, TaggingHead, SpanHead):
+                searches = ": the end of an answer depends on its start, which takes a search" * isinstance(self.head, JointHead)
+                raise ConfigError(
+                    f"a head of the class {type(self.head).__name__} cannot be exported to ONNX{searches}",
+                    hint="leave out --onnx; for questions, fine-tune with --set task.head=span",
+                )
             self.has_segments |= getattr(self.head, "pooling", "cls") == "pair"
             self.max_length, self._labels = task.config.sequence_length, task.labels
             self.reads_pairs = task.labels.pairs or task.labels.kind == "spans"
@@ -383,13 +379,16 @@ def sample_rows(graph: Graph, texts: Sequence[str] | None = None) -> list[Row]:
 
 def feed_of(graph: Graph, rows: Sequence[Row]) -> Arrays:
     """Rows as the inputs of a graph, padded to the longest."""
-    shape = len(rows), max(len(ids) for ids, _ in rows)
-    feed = {name: np.zeros(shape, np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
-    feed["input_ids"][:] = graph.special.pad
-    for number, (ids, segments) in enumerate(rows):
-        feed["input_ids"][number, : len(ids)] = ids
-        feed["attention_mask"][number, : len(ids)] = 1
-        feed["token_type_ids"][number, : len(ids)] = segments
+    longest = max(len(ids) for ids, _ in rows)
+
+    def padded(arrays: Iterable[NDArray[np.int64]], fill: int = 0) -> NDArray[np.int64]:
+        return np.stack([np.pad(each, (0, longest - len(each)), constant_values=fill) for each in arrays])
+
+    feed = {
+        "input_ids": padded((ids for ids, _ in rows), graph.special.pad),
+        "attention_mask": padded(np.ones_like(ids) for ids, _ in rows),
+        "token_type_ids": padded(segments for _, segments in rows),
+    }
     return {name: feed[name] for name in graph.inputs}
 
 
@@ -408,31 +407,29 @@ def outputs_on(run: Runner, graph: Graph, rows: Sequence[Row]) -> list[Arrays]:
 
 def compare(graph: Graph, rows: Sequence[Row], model: Sequence[Arrays], copy: Sequence[Arrays]) -> dict[str, Any]:
     """Compare the outputs of a copy with those of the model, at the tokens that the model decides about."""
-    pairs = []
-    for row, *found in zip(rows, model, copy, strict=True):
-        pairs += [[each[name][_counted(graph, name, *row)] for each in found] for name in graph.decisive]
-    ours, theirs = (np.concatenate([part.ravel() for part in side]) for side in zip(*pairs, strict=True))
+    values: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    same: list[NDArray[Any]] = []
+    for (ids, segments), one, other in zip(rows, model, copy, strict=True):
+        counted: Any = ...
+        if graph.decisive[0] not in graph.per_token:
+            pass
+        elif graph.corrupts == "mask":
+            counted = ids == graph.special.mask
+        elif isinstance(graph.head, SpanHead):
+            counted = (segments == 1) | (np.arange(len(ids)) == 0)
+        else:
+            counted = (ids != graph.special.cls) & (ids != graph.special.sep)
+        pairs = [(one[name][counted], other[name][counted]) for name in graph.decisive]
+        values += pairs
+        # An answer, which has two outputs, is the same if its start and its end are.
+        same.append(np.ravel(np.min([_agreement(graph.decision, *pair) for pair in pairs], axis=0)))
+    ours, theirs = (np.concatenate([part.ravel() for part in side]) for side in zip(*values, strict=True))
     largest, spread = float(np.abs(ours - theirs).max()), float(ours.std())
+    agreement = float(np.concatenate(same).mean())
     if graph.decision == "number":
         varies = spread > 0 and float(theirs.std()) > 0
         agreement = float(np.corrcoef(ours, theirs)[0, 1]) if varies else float(largest == 0)
-    else:
-        same = [np.ravel(_agreement(graph.decision, *pair)) for pair in pairs]
-        if isinstance(graph.head, SpanHead):  # an answer is its start and its end
-            same = [start & end for start, end in zip(same[::2], same[1::2], strict=True)]
-        agreement = float(np.mean(np.concatenate(same)))
     return {"largest_difference": largest, "spread": spread, "agreement": agreement, "decision": graph.decision}
-
-
-def _counted(graph: Graph, name: str, ids: NDArray[np.int64], segments: NDArray[np.int64]) -> Any:
-    """The tokens of a row that are compared."""
-    if name not in graph.per_token:
-        return ...
-    if graph.corrupts == "mask":
-        return ids == graph.special.mask
-    if isinstance(graph.head, SpanHead):
-        return (segments == 1) | (np.arange(len(ids)) == 0)
-    return (ids != graph.special.cls) & (ids != graph.special.sep)
 
 
 def _agreement(decision: Decision, ours: NDArray[Any], theirs: NDArray[Any]) -> Any:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from pathlib import Path
@@ -12,26 +13,27 @@ from typing import Annotated, Any, TypeAlias, final
 import numpy
 import tokenizers
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from discern import __version__, kernels
 from discern.data.batching.mixture import MixedData, open_data, sources_of, weighted
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
-from discern.model_files.folder import RUN_RECORD, TEXT_LICENSE, LoadedEncoder, ModelFolder, encoder_alone
+from discern.model_files.folder import PROVENANCE, RUN_RECORD, LoadedEncoder, ModelFolder, Provenance, encoder_alone
+from discern.models.attention import span_obstacle
 from discern.models.base import Network
-from discern.models.unpadding import span_obstacle
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.storage.checksums import Record, has_file, read_json, read_text, understood
 from discern.training import checkpoint
-from discern.training.pretrain_config import PretrainConfig, read_written_config
+from discern.training.config import PretrainConfig, read_written_config
 from discern.types import SpecialTokens
 
 CONFIG_FILE, RECORD_FILE, TOKENIZER_FILE, CHECKPOINTS = "config.toml", RUN_RECORD, "tokenizer.json", "checkpoints"
 COUNTS_FILE = "token-counts.txt"
 EVALUATION_FILE, BLIMP_FILE = "evaluation.json", "blimp.json"
 FORMAT = 1
+_HUB_DATASET = re.compile(r"hf:(?://datasets/)?([\w.-]+(?:/[\w.-]+)?)")
 
 Id: TypeAlias = Annotated[int, Field(ge=0, lt=2**31)]
 """A token id in a record."""
@@ -82,13 +84,7 @@ class _Run(Record):
     discern: str
     overlap: list[dict[str, Any]] | None = None
     mixture: dict[str, float] | None = None
-
-    @model_validator(mode="after")
-    def _special_tokens_are_entries(self) -> _Run:
-        beyond = [role for role, number in self.special_tokens if isinstance(number, int) and number >= self.vocab_size]
-        if beyond:
-            raise ValueError(f"special_tokens.{beyond[0]} is beyond the {self.vocab_size:,} entries of vocab_size")
-        return self
+    provenance: dict[str, list[str]] = Field(default_factory=dict)
 
 
 def special_in(record: Mapping[str, Any]) -> SpecialTokens:
@@ -108,12 +104,26 @@ def arithmetic(device: torch.device, precision: str, objective: Objective | None
     return found | ({"processes": processes} if processes > 1 else {})
 
 
-def make_record(data: TokenData, objective: Objective, computed: dict[str, Any]) -> dict[str, Any]:
-    """The content of run.json: data set, tokenizer, settings that affect rounding, and library versions."""
-    settings, overlap = data.manifest.configuration, data.manifest.overlap
-    told: dict[str, Any] = {"language": settings.get("language"), TEXT_LICENSE: settings.get("license")}
-    told["mixture"] = data.weights if isinstance(data, MixedData) else None
-    told["overlap"] = overlap and [each.model_dump(mode="json", exclude={"found"}) for each in overlap]
+def make_record(
+    data: TokenData, objective: Objective, computed: dict[str, Any], earlier: Sequence[Provenance] = ()
+) -> dict[str, Any]:
+    """The content of run.json: data set, tokenizer, provenance, settings that affect rounding, and library versions.
+
+    Args:
+        computed: see `arithmetic`.
+        earlier: provenance of the models whose weights the run starts from.
+    """
+    manifests = [source.manifest for source in sources_of(data).values()]
+    own: Mapping[str, Sequence[Any]] = {
+        "languages": [each.configuration.get("language") for each in manifests],
+        "licenses": [each.configuration.get("license") for each in manifests],
+        "datasets": [found[1] for each in manifests for name in each.inputs if (found := _HUB_DATASET.match(name))],
+        "base_models": [],
+    }
+    overlap = data.manifest.overlap
+    provenance = {
+        key: list(dict.fromkeys(value for each in (*earlier, own) for value in each.get(key, ()) if value)) for key in own
+    }
     return {
         "format": FORMAT,
         "discern": __version__,
@@ -131,7 +141,10 @@ def make_record(data: TokenData, objective: Objective, computed: dict[str, Any])
             "numpy": numpy.__version__,
             "tokenizers": tokenizers.__version__,
         },
-    } | {name: value for name, value in told.items() if value is not None}
+        PROVENANCE: {key: values for key, values in provenance.items() if values},
+        "mixture": data.weights if isinstance(data, MixedData) else {},
+        "overlap": overlap and [each.model_dump(mode="json", exclude={"found"}) for each in overlap],
+    }
 
 
 _FEWEST_TOKENS_A_WORD = 1.01

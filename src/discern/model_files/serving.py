@@ -31,12 +31,6 @@ _MOST_TEXTS = 256
 _MODULES = "sentence_transformers.models."
 _MODES = ("cls_token", "mean_tokens", "max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken")
 _POOLINGS = {"mean_tokens": "mean-all", "mean": "mean-all", "cls_token": "cls", "cls": "cls"}
-_AGREEMENT = {
-    "sign": "Logits with the same sign",
-    "largest": "Predictions that are the same",
-    "number": "Correlation of the numbers",
-    "vector": "Mean cosine of the vectors",
-}
 
 
 @dataclass(frozen=True)
@@ -54,7 +48,6 @@ class Serving:
         texts: file with one text per line to compare on; None: English sentences.
         labeled: gives the examples of a fine-tuned model's task to compare on instead, which also give its score, and the name of
             their file; it gives None where there are none.
-        examples: what it gave.
         max_length: longest text in tokens that sentence-transformers reads; None: as long as the model can.
     """
 
@@ -67,7 +60,6 @@ class Serving:
     max_loss: float | None = None
     texts: Path | None = None
     labeled: Callable[..., tuple[str, Sequence[Any]] | None] | None = None
-    examples: tuple[str, Sequence[Any]] | None = None
     max_length: int | None = None
 
     def check(self) -> None:
@@ -97,14 +89,14 @@ class Serving:
                 f"--pooling is '{self.pooling}', but the model was trained with '{pooling}'",
                 hint="leave it out, or train with --set task.pooling=" + self.pooling,
             )
-        # Eight bits of such a model are compared by the cosine of its vectors: a graph of vectors has no task to score.
-        return replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length, examples=None)
+        return replace(self, sentence_transformers=True, pooling=pooling, normalize=True, max_length=max_length)
 
-    def add(self, folder: Path, progress: Progress) -> dict[str, Any] | None:
+    def add(self, folder: Path, progress: Progress, examples: tuple[str, Sequence[Any]] | None = None) -> dict[str, Any] | None:
         """Write these forms to an export that is otherwise complete.
 
         Args:
             folder: the folder that is being written.
+            examples: what `labeled` gave.
 
         Returns:
             How far the ONNX file is from the model; None without one.
@@ -119,15 +111,16 @@ class Serving:
         pooling: VectorPooling | None = (self.pooling or "mean") if self.sentence_transformers else None
         if pooling is not None:
             write_sentence_transformers(opened, pooling, normalize=self.normalize, max_length=self.max_length)
-        facts: dict[str, Any] = {"pooling": pooling, "normalize": self.normalize, "parity": None}
+        graph = parity = None
         if self.onnx:
             progress.note("writing ONNX, which takes a minute or so")
             graph = Graph(opened, pooling, normalize=self.normalize)
-            lines = None if self.texts is None else (line for _, line in numbered_lines(self.texts) if line.strip())
-            texts = None if lines is None else list(islice(lines, _MOST_TEXTS))
-            source = "English sentences of discern" if self.texts is None else self.texts.name
-            name, examples = self.examples or (source, None)
-            parity = add_onnx(graph, folder / ONNX_NAME, int8=self.int8, texts=texts, labeled=examples, source=name)
+            texts = None
+            if examples is None and self.texts is not None:
+                lines = (line for _, line in numbered_lines(self.texts) if line.strip())
+                texts = list(islice(lines, _MOST_TEXTS))
+            name, labeled = examples or (self.texts.name if self.texts else "English sentences of discern", None)
+            parity = add_onnx(graph, folder / ONNX_NAME, int8=self.int8, texts=texts, labeled=labeled, source=name)
             if self.max_loss is not None and not parity["loss"] <= self.max_loss:
                 what = f"of {parity['metric']}" if parity["scores"] else "of the agreement with float32"
                 raise NumericsError(
@@ -135,13 +128,10 @@ class Serving:
                     hint="nothing was written; allow a larger --max-loss, leave out --int8, or give --compare-on FILE with texts "
                     "like those that the model will read",
                 )
-            facts |= {"parity": parity, "inputs": graph.inputs, "outputs": graph.outputs, "pad_id": graph.special.pad}
-            facts |= {"agreement": _AGREEMENT[parity["decision"]], "int8": self.int8}
+        section = render("serving.md.j2", serving=self, pooling=pooling, graph=graph, parity=parity)
         card = folder / CARD_NAME
-        section = render("serving.md.j2", **facts)
         card.write_text(f"{card.read_text(encoding='utf-8').rstrip()}\n\n{section.strip()}\n", encoding="utf-8")
-        parity_report: dict[str, Any] | None = facts["parity"]
-        return parity_report
+        return parity
 
 
 def write_sentence_transformers(

@@ -1,21 +1,214 @@
-"""Multi-head self-attention, and the block around it."""
+"""Multi-head self-attention, the block around it, and which tokens it sees: in padded rows, or among real tokens alone."""
 
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Float
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern import kernels
 from discern.models.config import ModelConfig
-from discern.models.flops import SumOfParts, parts_flops
-from discern.models.fused_ops import Dropout, States, linear_activation, linear_residual_norm
+from discern.models.layers import Dropout, States, SumOfParts, linear_activation, linear_residual_norm, parts_flops
 from discern.models.rotary import Rotation
-from discern.models.unpadding import Unpadding, attend_in_spans
+from discern.types import Spans, find_spans
+
+_switched_off: ContextVar[bool] = ContextVar("span_attention_switched_off", default=False)
+_WIDEST_HEAD = 256
+_AMPERE = (8, 0)  # FlashAttention 2 needs its instructions
+
+
+def attend_in_spans(
+    query: Float[Tensor, "T H d"],
+    key: Float[Tensor, "T H d"],
+    value: Float[Tensor, "T H d"],
+    offsets: Int[Tensor, "spans_and_1"],
+    longest: int,
+    window: int | None = None,
+    direction: Direction = "both",
+) -> Float[Tensor, "T H d"]:
+    """Softmax attention within spans of concatenated tokens, in bfloat16 or float16 on a GPU.
+
+    Memory is proportional to T, and time to the length of a span times the window.
+
+    Args:
+        offsets: start of each span, and the end of the last; int32.
+        longest: at least the length of the longest span.
+        window: largest distance, in tokens, at which a token sees another of its span; None: no limit.
+        direction: whether a token sees what precedes it, what follows it, or both.
+    """
+    from torch.nn.attention import varlen  # takes seconds to import, and only a GPU needs it
+
+    window_size = (-1, -1) if window is None else (window, window)
+    if direction == "left-to-right":
+        window_size = (window_size[0], 0)
+    elif direction == "right-to-left":
+        window_size = (0, longest if window is None else window)  # a limit that nothing reaches: only (-1, -1) is tested as none
+    return varlen.varlen_attn(query, key, value, offsets, offsets, longest, longest, window_size=window_size)  # type: ignore[return-value]
+
+
+def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str | None:
+    """Why the encoders of a model, in its current mode, attend in padded rows; None if they attend to the real tokens alone.
+
+    Args:
+        precision: 'float32' or 'bfloat16'.
+    """
+    from discern.models.base import Encoder
+
+    if device.type != "cuda":
+        return "the device is no GPU"
+    if _switched_off.get():
+        return "it is switched off"
+    if precision == "float32":
+        return "the precision is float32 (train.precision)"
+    for part in model.modules():
+        if isinstance(part, Encoder) and not part.takes_spans:
+            return f"encoder '{part.config.encoder}' cannot run without padding on a GPU"
+        if not isinstance(part, SelfAttention):
+            continue
+        width = part.query.out_features // part.num_heads
+        if part.dropout.active:
+            return f"attention dropout is {part.dropout.active:g}; model.attention_dropout=0 is faster"
+        if width % 8 or width > _WIDEST_HEAD:
+            return f"heads of width {width} are not a multiple of 8 up to {_WIDEST_HEAD}"
+    if torch.cuda.get_device_capability(device) < _AMPERE:
+        return f"{torch.cuda.get_device_name(device)} is older than Ampere, which varlen_attn requires"
+    return None
+
+
+@contextmanager
+def switched_off() -> Iterator[None]:
+    """A context in which padded rows are used everywhere, to compare the two."""
+    token = _switched_off.set(True)
+    try:
+        yield
+    finally:
+        _switched_off.reset(token)
+
+
+Direction = Literal["both", "left-to-right", "right-to-left"]
+"""The part of its document that a token attends to: all of it, itself and what precedes it, or itself and what follows it."""
+
+
+@dataclass(frozen=True)
+class Unpadding:
+    """Padded rows, (B, L, D), or the real tokens of all rows concatenated, (T, D).
+
+    Attributes:
+        visible: (B, 1, Q, L) which keys each query of a row sees; None: all, or the tokens are concatenated.
+        offsets: (S + 1,) start of each span of tokens that see each other, and the end of the last; None: padded rows.
+        places: (T,) index of each token among the B * L positions; None: all positions are real.
+        longest: at least the length of the longest span, for `attend_in_spans` on a GPU; None: the CPU's kernels attend.
+        direction: the part of its span that a token attends to on a GPU; in padded rows, `visible` says it.
+    """
+
+    visible: Bool[Tensor, "B 1 Q L"] | None = None
+    offsets: Int[Tensor, "spans_and_1"] | None = None
+    places: Int[Tensor, "T"] | None = None
+    longest: int | None = None
+    direction: Direction = "both"
+
+
+def plan_unpadding(
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    document_ids: Int[Tensor, "B L"] | None,
+    weights: Tensor,
+    direction: Direction = "both",
+    *,
+    contiguous: bool = False,
+    spans: Spans | None = None,
+) -> Unpadding:
+    """The fastest layout of these rows: the real tokens alone if something can attend to spans, padded rows otherwise.
+
+    Args:
+        document_ids: equal ids of a row are contiguous.
+        weights: any weight of the encoder; kernels need float32 on the CPU.
+        direction: the CPU's kernels support 'both' only.
+        contiguous: whether distances matter, so that the real tokens of a document must be neighbors; with holes between them,
+            the rows stay padded.
+        spans: the spans, if the host has found them for a GPU that can attend to them.
+    """
+    if spans is not None:
+        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest, direction=direction)
+    if direction != "both":
+        return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
+    if not kernels.usable(parameters=[weights]) or not input_ids.numel():
+        if document_ids is not None and attention_mask is None:
+            attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
+        return Unpadding(None if attention_mask is None else visible_keys(attention_mask, document_ids))
+    found = find_spans(input_ids.shape, attention_mask, document_ids)
+    if contiguous and attention_mask is not None and found.has_holes:
+        return Unpadding(visible_keys(attention_mask, document_ids))
+    return Unpadding(offsets=found.offsets, places=found.places)
+
+
+def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:
+    """True where a query may see a key: a real token of the same document piece.
+
+    Padding sees padding if it would otherwise see nothing: a softmax over no keys is 0/0, which is NaN in some fused kernels.
+    Q is 1 if all queries of a row see the same keys, and L otherwise.
+    """
+    keys = attention_mask[:, None, None, :]
+    if document_ids is None:
+        return keys | ~attention_mask.any(1)[:, None, None, None]
+    same_piece = document_ids[:, None, :, None] == document_ids[:, None, None, :]
+    return same_piece & (keys | ~attention_mask[:, None, :, None])
+
+
+def visible_one_way(
+    input_ids: Int[Tensor, "B L"],
+    attention_mask: Bool[Tensor, "B L"] | None,
+    document_ids: Int[Tensor, "B L"] | None,
+    direction: Direction,
+) -> Bool[Tensor, "#B 1 L L"]:
+    """True where a query may see a key that is not ahead of it; always itself, so that no softmax is empty."""
+    length = input_ids.shape[1]
+    square = torch.ones(length, length, dtype=torch.bool, device=input_ids.device)
+    visible = (square.tril() if direction == "left-to-right" else square.triu())[None, None]
+    if document_ids is not None:
+        visible = visible & (document_ids[:, None, :, None] == document_ids[:, None, None, :])
+    if attention_mask is not None:
+        visible = visible & (attention_mask[:, None, None, :] | torch.eye(length, dtype=torch.bool, device=input_ids.device))
+    return visible
+
+
+def visible_in_window(
+    visible: Bool[Tensor, "#B 1 #L L"] | None, length: int, window: int, device: torch.device
+) -> Bool[Tensor, "#B 1 #L L"] | None:
+    """`visible` without the keys more than `window` positions away; always itself, so that no softmax is empty."""
+    # In an exported graph the length is not known yet.
+    if not torch.compiler.is_exporting() and length <= window + 1:
+        return visible
+    places = torch.arange(length, device=device)
+    near = ((places[:, None] - places).abs() <= window)[None, None]
+    return near if visible is None else (near & visible) | torch.eye(length, dtype=torch.bool, device=device)
+
+
+def real_tokens(
+    places: Int[Tensor, "T"],
+    input_ids: Int[Tensor, "B L"],
+    token_type_ids: Int[Tensor, "B L"] | None,
+    position_ids: Int[Tensor, "#B L"] | None,
+) -> tuple[Int[Tensor, "1 T"], Int[Tensor, "1 T"] | None, Int[Tensor, "1 T"]]:
+    """The ids of the real tokens as one row, with their positions, which the row no longer implies."""
+    length = input_ids.shape[1]
+    types = None if token_type_ids is None else token_type_ids.expand_as(input_ids).flatten()[places][None]
+    positions = places % length if position_ids is None else position_ids.expand_as(input_ids).flatten()[places]
+    return input_ids.flatten()[places][None], types, positions[None]
+
+
+def padded_rows(hidden: Float[Tensor, "1 T D"], places: Int[Tensor, "T"], shape: torch.Size) -> Float[Tensor, "B L D"]:
+    """Padded rows again, with zeros for padding."""
+    slots = hidden.new_zeros(shape.numel(), hidden.shape[-1])
+    return slots.index_copy(0, places, hidden[0]).view(*shape, -1)
 
 
 class SelfAttention(nn.Module):

@@ -12,8 +12,7 @@ from torch.nn.parameter import Parameter
 
 from discern.models.architecture import Predicts
 from discern.models.config import ModelConfig
-from discern.models.flops import SumOfParts, parts_flops
-from discern.models.fused_ops import Dropout, linear_gelu, normalized
+from discern.models.layers import Dropout, SumOfParts, linear_gelu, normalized, parts_flops
 from discern.types import TokenBatch
 
 

@@ -12,9 +12,8 @@ from jaxtyping import Int
 from torch import Tensor, nn
 
 from discern.corruption.randomness import Randomness, key_of
-from discern.models.base import Network
+from discern.models.base import Network, initialize
 from discern.models.config import ModelConfig
-from discern.models.initialization import initialize
 from discern.objectives.config import ObjectiveConfig
 from discern.objectives.losses import TokenEntropies, WordLogits
 from discern.types import CorruptedBatch, Places, PlacesOf, SpecialTokens, StepOutput, TokenBatch

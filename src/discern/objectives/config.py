@@ -7,8 +7,7 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import AfterValidator, Field, model_validator
 
-from discern.config.schedule import RunPoint
-from discern.config.schema import OTHER_NAME, Section
+from discern.config.schema import OTHER_NAME, RunPoint, Section
 from discern.corruption import maskings
 from discern.corruption.masking import Sampling
 from discern.data.config import DataConfig

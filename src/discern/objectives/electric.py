@@ -12,8 +12,8 @@ from torch import Tensor
 
 from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
-from discern.models.fused_ops import same_draws
 from discern.models.heads import EnergyHead
+from discern.models.layers import same_draws
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective
 from discern.objectives.config import ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits

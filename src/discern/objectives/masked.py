@@ -16,8 +16,8 @@ from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
 from discern.models.heads import BilinearTerm
+from discern.models.layers import TokenEmbeddings, WordEmbeddings
 from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import WordLogits, word_logits

@@ -17,14 +17,14 @@ from pydantic import AfterValidator, Field, model_validator
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.config.schedule import RunPoint
+from discern.config.schema import RunPoint
 from discern.corruption.masking import Sampling, chosen_share
 from discern.corruption.randomness import Randomness
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import WordEmbeddings
 from discern.models.heads import ReplacedTokenHead, TiedLMHead
+from discern.models.layers import WordEmbeddings
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig, registered

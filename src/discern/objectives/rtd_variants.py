@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.config.schedule import to_step
+from discern.config.schema import to_step
 from discern.corruption.randomness import Randomness
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig

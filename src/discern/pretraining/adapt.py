@@ -21,11 +21,11 @@ from discern.pretraining.run import DataSets, Plan, Run, finish_run, meta_object
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_json, write_json
-from discern.storage.output import OutputFolder
+from discern.storage.files import OutputFolder
 from discern.training.distributed import Ranks, join_ranks
 from discern.training.evaluation import evaluate
-from discern.training.interrupt import agree_to_stop, leave_if_stopped, stop_on_signals
-from discern.training.replica import averaged
+from discern.training.process import agree_to_stop, leave_if_stopped, stop_on_signals
+from discern.training.state import averaged
 
 ADAPTATION_FILE = "adaptation.json"
 """File in the folder of the run with the metrics before and after."""

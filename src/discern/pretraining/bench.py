@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from discern import kernels
-from discern.config.layers import usual_vocabulary
+from discern.config.resolve import usual_vocabulary
 from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import NumericsError
 from discern.model_files.run import build_objective
@@ -34,17 +34,15 @@ from discern.objectives.base import Objective, Phase, Vocabulary
 from discern.pretraining.resume import check_parameters
 from discern.pretraining.run import check_shares, meta_objective
 from discern.progress import Progress, Silent
-from discern.training.compilation import choose_compilation, compile_encoders
+from discern.training.config import PretrainConfig, learning_rate, load_pretrain_config, step_sizes
 from discern.training.distributed import Ranks, join_ranks, lacks_memory, out_of_memory, peak_memory
+from discern.training.execution import autocast, choose_compilation, compile_encoders, shared_precision
 from discern.training.flops import Product, RecordProducts, executed_flops, fastest_product, record_products, shortest_time
-from discern.training.interrupt import StopRequest
 from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.optimizer import clip_gradients
-from discern.training.precision import autocast, shared_precision
 from discern.training.prefetch import Feed, read_local_batch
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config
-from discern.training.schedule import learning_rate, step_sizes
+from discern.training.process import StopRequest
 from discern.training.state import State, TrainContext
 
 _STEPS_OF_ROWS = 4  # synthetic rows repeat after this many steps

@@ -6,19 +6,18 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from discern.config.schema import to_toml
+from discern.config.schema import flatten, toml_value
 from discern.data.batching.mixture import MixedData
 from discern.model_files.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.pretraining.bench import meta_steps, slot_memory
 from discern.pretraining.run import Plan, check_shares, meta_objective, precision_of, training_stream
+from discern.progress import duration_in_words
 from discern.training import checkpoint
-from discern.training.config import NO_STEP_LIMIT
+from discern.training.config import NO_STEP_LIMIT, step_sizes
 from discern.training.distributed import Ranks, choose_device
 from discern.training.flops import fastest_product, run_flops
 from discern.training.optimizer import counts_by_rule, counts_text
-from discern.training.pretrain_config import PretrainConfig
-from discern.training.replica import average_warning
-from discern.training.schedule import step_sizes
+from discern.training.state import average_warning
 
 # Fraction of the speed of plain matrix products that a whole training step reached in measurements on CPUs.
 _SHARE_OF_PRODUCTS = 0.6
@@ -92,12 +91,12 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
         "device": str(chosen),
         "warnings": warnings,
     }
-    return Estimate(values, _text(config, values, processes))
+    return Estimate(values, _text(planned, values, processes))
 
 
-def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str:
-    hours = values["estimated_seconds"] / 3600
-    time_text = f"{hours:,.1f} hours" if hours >= 1 else f"{values['estimated_seconds']:,.0f} seconds"
+def _text(planned: Plan, values: dict[str, Any], processes: int) -> str:
+    """The estimates, and the settings that the user has set: all of them are shown by `discern config show`."""
+    config, time_text = planned.config, duration_in_words(values["estimated_seconds"])
     sizes = ", ".join(f"{name} {size:,}" for name, size in values["parameters_by_network"].items())
     steps, first = values["steps"], values["first_step"]
     steps_text = f"{steps:,}" + (f", from step {first:,} on" if first else "")
@@ -108,20 +107,23 @@ def _text(config: PretrainConfig, values: dict[str, Any], processes: int) -> str
     each = "" if processes == 1 else " for each process"
     slots = f", of which {remembered:,.1f} GiB for the memory of the slots, shared by all processes" if remembered >= 0.05 else ""
     lines = [
-        to_toml(config).rstrip(),
-        "",
-        f"# parameters    {values['parameters']:,} ({sizes})",
-        f"# optimizer     {counts_text(values['parameters_by_optimizer'])}",
-        f"# arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
-        f"# memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
-        f"# time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
-        f"# steps         {steps_text}",
-        f"# epochs        {values['epochs']:,.2f}",
         *(
-            f"# mixture       {one['source']}: {one['tokens']:,} tokens, weight {one['weight']:.4g}, epochs {one['epochs']:.2f}"
+            f"setting       {key} = {toml_value(value)} ({planned.settings.origins[key]})"
+            for key, value in flatten(config).items()
+            if key in planned.user_set
+        ),
+        f"parameters    {values['parameters']:,} ({sizes})",
+        f"optimizer     {counts_text(values['parameters_by_optimizer'])}",
+        f"arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
+        f"memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
+        f"time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
+        f"steps         {steps_text}",
+        f"epochs        {values['epochs']:,.2f}",
+        *(
+            f"mixture       {one['source']}: {one['tokens']:,} tokens, weight {one['weight']:.4g}, epochs {one['epochs']:.2f}"
             for one in values["mixture"]
         ),
-        *(f"# warning       {warning}" for warning in values["warnings"]),
-        "# nothing was trained or written: this was a dry run",
+        *(f"warning       {warning}" for warning in values["warnings"]),
+        "nothing was trained or written: this was a dry run",
     ]
     return "\n".join(lines)

@@ -18,8 +18,8 @@ from discern.pretraining.warm_start import another_tokenizer
 from discern.progress import Progress
 from discern.storage.checksums import write_json
 from discern.training import evaluation
+from discern.training.config import PretrainConfig
 from discern.training.distributed import Ranks, choose_device
-from discern.training.pretrain_config import PretrainConfig
 
 
 def evaluate(

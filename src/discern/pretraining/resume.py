@@ -12,8 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from discern.config.layers import Origin, Setting, Settings, parse_overrides
-from discern.config.resolve import Resolved
+from discern.config.resolve import Origin, Resolved, Setting, Settings, parse_overrides
 from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
@@ -22,9 +21,8 @@ from discern.objectives.base import Vocabulary
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
-from discern.training.metrics_log import METRICS_FILE, read_metrics
-from discern.training.pretrain_config import PretrainConfig, read_written_config, resolve_pretrain_config
-from discern.training.schedule import learning_rate
+from discern.training.config import PretrainConfig, learning_rate, read_written_config, resolve_pretrain_config
+from discern.training.metrics import METRICS_FILE, read_metrics
 
 Resume: TypeAlias = Literal["auto", "never", "must"]
 """'auto' continues an existing run, 'never' starts over (the old run is moved aside), 'must' only continues."""

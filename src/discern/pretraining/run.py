@@ -31,8 +31,8 @@ from discern.diagnosis.health import (
     unusual_findings,
     warning_of,
 )
-from discern.errors import CheckpointError, ConfigError, DataError
-from discern.model_files.folder import ModelFolder, open_model
+from discern.errors import CheckpointError, ConfigError, DataError, counted
+from discern.model_files.folder import PROVENANCE, ModelFolder, open_model
 from discern.model_files.run import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -48,7 +48,7 @@ from discern.model_files.run import (
     read_record,
     vocabulary_of,
 )
-from discern.models.unpadding import span_obstacle
+from discern.models.attention import span_obstacle
 from discern.objectives.base import Objective, Vocabulary
 from discern.pretraining.resume import (
     NEW_RUN,
@@ -66,25 +66,18 @@ from discern.pretraining.resume import (
     write_start,
 )
 from discern.pretraining.warm_start import WarmStartResult, added_pieces, fill, start_config, start_generator
-from discern.progress import BudgetProgress, Progress, Silent, warning_to
+from discern.progress import BudgetProgress, Progress, Silent, duration_in_words, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
-from discern.storage.files import cannot_write
-from discern.storage.output import OutputFolder, check_apart
+from discern.storage.files import OutputFolder, cannot_write, check_apart
 from discern.training import checkpoint
-from discern.training.compilation import Compilation, choose_compilation
-from discern.training.config import NO_STEP_LIMIT
+from discern.training.config import NO_STEP_LIMIT, PretrainConfig, load_pretrain_config, read_written_config, step_sizes
 from discern.training.distributed import Ranks, check_consistency, check_ranks, join_ranks
+from discern.training.execution import Compilation, Precision, choose_compilation, shared_precision
 from discern.training.flops import run_flops
-from discern.training.interrupt import StopRequest, leave_if_stopped, stop_on_signals
 from discern.training.loop import train
-from discern.training.metrics import TimeBudget, Work
-from discern.training.metrics_log import MetricsLog, check_trackers, read_metrics
-from discern.training.precision import Precision, shared_precision
-from discern.training.pretrain_config import PretrainConfig, load_pretrain_config, read_written_config
-from discern.training.rank_environment import lock_patience
-from discern.training.replica import average_warning
-from discern.training.schedule import step_sizes
-from discern.training.state import State, TrainContext
+from discern.training.metrics import MetricsLog, TimeBudget, Work, check_trackers, read_metrics
+from discern.training.process import StopRequest, leave_if_stopped, lock_patience, stop_on_signals
+from discern.training.state import State, TrainContext, average_warning
 
 DataSets: TypeAlias = Path | str | Sequence[Path | str] | Mapping[Path | str, float] | Mapping[str, float]
 """The data set of a run, or the sources of its mixture, possibly with weights: folders, or addresses of data sets elsewhere."""
@@ -425,7 +418,8 @@ def open_run(
             progress.note(f"moved the earlier run to {folder.move_aside()}")
         folder.make()
         if contents is None or contents.step <= config.train.max_steps:  # else it is complete, and keeps its own configuration
-            entries = make_record(plan.data, objective, computed) | precision.record() | began
+            earlier = [record.get(PROVENANCE, {}), {} if plan.start is None else plan.start.provenance]
+            entries = make_record(plan.data, objective, computed, earlier) | precision.record() | began
             fill_folder(out, config, entries, plan.data)
         if decay is not None:
             write_start(out, decay, config.train.keep_checkpoints)
@@ -581,7 +575,9 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         if (warning := average_warning(train_config, state.step)) is not None:
             progress.note(f"warning: {warning}")
         if state.step < train_config.max_steps and state.seconds >= seconds:
-            progress.note(f"its time was used after {state.step:,} steps; to train longer, raise train.max_hours")
+            progress.note(
+                f"finished: {counted(state.step, 'step')} in {duration_in_words(seconds)}; to train longer, raise train.max_hours"
+            )
     return record
 
 

@@ -18,8 +18,18 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from discern.config.layers import Origin, Setting, Settings, collect, parse_overrides, read_file
-from discern.config.resolve import InvalidConfigError, Problem, Resolved, quoted
+from discern.config.resolve import (
+    InvalidConfigError,
+    Origin,
+    Problem,
+    Resolved,
+    Setting,
+    Settings,
+    collect,
+    parse_overrides,
+    quoted,
+    read_file,
+)
 from discern.config.schema import flatten
 from discern.data.curation.filters import Rules
 from discern.data.dataset.manifest import ADDED_NAME
@@ -33,7 +43,7 @@ from discern.data.tables import numbered_lines
 from discern.data.tokenizer.choice import TokenizerChoice
 from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, pieces_of_added, word_form
 from discern.data.tokenizer.words import word_forms
-from discern.errors import CheckpointError, ConfigError, DataError
+from discern.errors import CheckpointError, ConfigError, DataError, counted
 from discern.model_files.folder import ModelFolder, open_model
 from discern.model_files.run import build_objective
 from discern.models.base import Network, load_networks, named_parameters
@@ -42,10 +52,8 @@ from discern.objectives.base import Objective, Vocabulary
 from discern.progress import Progress
 from discern.storage.checksums import read_json, write_json
 from discern.storage.files import utf8_name
-from discern.training.pretrain_config import PretrainConfig, resolve_pretrain_config
-from discern.training.rank_environment import require_single_process
-from discern.training.schedule import step_sizes
-from discern.wording import counted
+from discern.training.config import PretrainConfig, resolve_pretrain_config, step_sizes
+from discern.training.process import require_single_process
 
 GENERATOR = "generator"
 

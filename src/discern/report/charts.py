@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from io import StringIO
 from typing import Any
 
 from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import StrMethodFormatter
 
 # Placeholders that matplotlib accepts as colors; in the SVG each becomes a variable of the stylesheet.
-INK, _GRID = "#a0b0c0", "#a0b0c9"
+_INK, _GRID = "#a0b0c0", "#a0b0c9"
 _LINES = tuple(f"#a0b0c{number}" for number in range(1, 9))
-_VARIABLES = {INK: "currentColor", _GRID: "var(--grid)"} | {line: f"var(--line-{i})" for i, line in enumerate(_LINES, 1)}
+_VARIABLES = {_INK: "currentColor", _GRID: "var(--grid)"} | {line: f"var(--line-{i})" for i, line in enumerate(_LINES, 1)}
 
 _STYLE = {
     "svg.fonttype": "none",
@@ -28,10 +29,10 @@ _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.grid": True,
-    "axes.edgecolor": INK,
-    "axes.labelcolor": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
     "grid.color": _GRID,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
@@ -41,8 +42,7 @@ _INCHES = (4.4, 2.6)
 # them in the legend. The second four lines have the dashes of the first four, and are wider.
 _DASHES: tuple[Any, ...] = ("-", (0, (5, 2.5)), (0, (1.6, 1.6)), (0, (5.5, 2, 1.6, 2)))
 _WIDTHS = (1.6, 2.8)
-_MARKERS = "os^DvPX*"
-_SYMBOLS = "●■▲◆▼✚✖★"
+_MARKERS = "os^DvPX*"  # page.html repeats them in the legend
 _MARKED_UP_TO = 40  # points; more markers would hide the line
 
 COLORS = len(_LINES)
@@ -54,28 +54,14 @@ class Line:
     """One curve: a value for each step.
 
     Attributes:
-        color: index of the color, from 1; None: the index of the line in its chart.
+        label: entry of the legend, which lines can share; "": none.
+        color: index of the color, from 1.
     """
 
     label: str
-    steps: Sequence[float]
-    values: Sequence[float]
-    color: int | None = None
-
-
-@dataclass(frozen=True)
-class Key:
-    """An entry of a legend.
-
-    Attributes:
-        style: class of the stylesheet that draws the dashes of the line; "" if points stand for it.
-        symbol: shape of the points; "" for a line.
-    """
-
-    label: str
-    color: int
-    style: str = ""
-    symbol: str = ""
+    steps: tuple[float, ...]
+    values: tuple[float, ...]
+    color: int = 1
 
 
 @dataclass(frozen=True)
@@ -83,94 +69,40 @@ class Chart:
     """Lines on common axes.
 
     Attributes:
-        lines: at most `COLORS`; their labels are the legend.
-        curves: what is drawn, if several curves belong to one line of the legend.
-        names: names of the positions 0, 1, ... on the horizontal axis; empty for numbers.
-        logarithmic: whether the vertical axis is logarithmic; all values must then be positive.
+        logarithmic: whether the vertical axis is logarithmic if all values are positive.
         level: value at which a dotted reference line begins.
         level_label: label of that line.
         slope: slope of that line; 1 is the diagonal of two shares.
+        scatter: whether a line is a run: its cost, repeated for each of its seeds, and their scores. Drawn are a point per seed,
+            a larger one at the median, and the Pareto front.
     """
 
     title: str
     y_label: str
-    lines: Sequence[Line]
+    lines: tuple[Line, ...] = ()
     x_label: str = "step"
-    curves: Sequence[Line] = ()
-    names: Sequence[str] = ()
     logarithmic: bool = False
     level: float | None = None
     level_label: str = ""
     slope: float = 0.0
+    scatter: bool = False
 
-    def draw(self, axes: Axes) -> None:
-        """Draw it on the axes."""
-        if self.level is not None:
-            axes.axline((0, self.level), slope=self.slope, color=INK, linewidth=1, linestyle=(0, (2, 3)))
-        self._plot(axes)
-        axes.set(xlabel=self.x_label, ylabel=self.y_label)
-        axes.xaxis.set_major_locator(MaxNLocator(5, integer=self.x_label == "step", steps=(1, 2, 2.5, 5, 10)))
-        if self.logarithmic:
-            axes.set_yscale("log")
-            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=8))
-            axes.yaxis.set_minor_locator(NullLocator())
-        else:
-            axes.yaxis.set_major_locator(MaxNLocator(6, steps=(1, 2, 2.5, 5, 10)))
-        for axis in (axes.xaxis, axes.yaxis):
-            axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.6g}"))
-        if self.slope:
-            axes.set(xlim=(0, 1), ylim=(0, 1))
-        elif self.names:
-            axes.set_ylim(bottom=0)
-            axes.set_xticks(range(len(self.names)), [name.replace(" ", "\n", 1) for name in self.names], fontsize=8)
-        else:
-            axes.set_xlim(left=0)
-
-    def _plot(self, axes: Axes) -> None:
-        for number, line in enumerate(self.curves or self.lines, 1):
-            place = (line.color or number) - 1
-            axes.plot(
-                line.steps,
-                line.values,
-                color=_LINES[place],
-                linestyle=_DASHES[place % len(_DASHES)],
-                linewidth=1.1 if self.curves else _WIDTHS[place // len(_DASHES)],
-                marker="o" if len(line.steps) <= _MARKED_UP_TO else "",
-                markersize=3,
-            )
-
-    def legend(self) -> list[Key]:
-        """The entries of the legend."""
-        return [self._key(line.label, line.color or number) for number, line in enumerate(self.lines, 1)]
-
-    def _key(self, label: str, color: int) -> Key:
-        wide = " bold" if color > len(_DASHES) else ""
-        return Key(label, color, style=f"dash-{(color - 1) % len(_DASHES) + 1}{wide}")
+    @property
+    def legend(self) -> dict[str, int]:
+        """The color of each label."""
+        return {line.label: line.color for line in self.lines if line.label}
 
 
-class Scatter(Chart):
-    """Scores against cost: one point per seed, a larger one at the median, and the Pareto front.
+def reliability_chart(title: str, bins: Sequence[Mapping[str, float]], x_label: str, y_label: str) -> Chart:
+    """A reliability diagram, with the expected calibration error in its legend.
 
-    A line is a run: its cost (one number) and the scores of its seeds.
+    Args:
+        bins: as of `objectives.metrics.calibration`.
     """
-
-    def _plot(self, axes: Axes) -> None:
-        medians = [(line.steps[0], statistics.median(line.values)) for line in self.lines]
-        front = pareto_front(medians)
-        axes.plot([x for x, _ in front], [y for _, y in front], color=INK, linewidth=1, linestyle="--")
-        for number, (line, (cost, median)) in enumerate(zip(self.lines, medians, strict=True), 1):
-            place = (line.color or number) - 1
-            axes.plot([cost, cost], [min(line.values), max(line.values)], color=_LINES[place], linewidth=1)
-            axes.plot([cost] * len(line.values), line.values, color=_LINES[place], linestyle="", marker="_", markersize=6)
-            axes.plot([cost], [median], color=_LINES[place], linestyle="", marker=_MARKERS[place], markersize=6)
-
-    def _key(self, label: str, color: int) -> Key:
-        return Key(label, color, symbol=_SYMBOLS[color - 1])
-
-
-def reliability_chart(title: str, line: Line, x_label: str, y_label: str) -> Chart:
-    """A reliability diagram: how often something is the case against its predicted probability, both between 0 and 1."""
-    return Chart(title, y_label, [line], x_label, level=0.0, level_label="perfect calibration", slope=1.0)
+    error = sum(row["tokens"] * abs(row["probability"] - row["replaced"]) for row in bins)
+    label = f"expected calibration error {error / sum(row['tokens'] for row in bins):.3f}"
+    line = Line(label, tuple(row["probability"] for row in bins), tuple(row["replaced"] for row in bins))
+    return Chart(title, y_label, (line,), x_label, level=0.0, level_label="perfect calibration", slope=1.0)
 
 
 def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
@@ -185,6 +117,7 @@ def pareto_front(points: Sequence[tuple[float, float]]) -> list[tuple[float, flo
     return front
 
 
+@lru_cache(maxsize=128)
 def chart_svg(chart: Chart, name: str) -> str:
     """An `<svg>` element that fills the width of its container and refers to nothing outside it.
 
@@ -194,20 +127,51 @@ def chart_svg(chart: Chart, name: str) -> str:
     stream = StringIO()
     with style.context(["default", _STYLE]):
         figure = Figure(figsize=_INCHES, layout="constrained")
-        chart.draw(figure.add_subplot())
+        _draw(chart, figure.add_subplot())
         figure.savefig(stream, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
-    return _inline(stream.getvalue(), name)
-
-
-def _inline(document: str, name: str) -> str:
-    """The element alone: HTML needs no prologue and no namespaces, and ids must be unique in the page."""
-    svg = document[document.index("<svg") :].strip()
+    # The element alone: HTML needs no prologue and no namespaces, and ids must be unique in the page.
+    svg = stream.getvalue()
+    svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r' xmlns(:\w+)?="[^"]*"', "", svg).replace("xlink:href=", "href=")
     svg = re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", svg)
-    svg = re.sub(r"<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
     for color, variable in _VARIABLES.items():
         svg = svg.replace(color, variable)
-    box = re.search(r'viewBox="[^"]*"', svg)
-    assert box is not None, "matplotlib writes a viewBox"
     # The caption of the figure labels it for screen readers too; without a fixed size it fills its container.
-    return re.sub(r"<svg[^>]*>", f'<svg {box.group()} role="img" aria-labelledby="{name}-title">', svg, count=1)
+    opening = rf'<svg \g<1> role="img" aria-labelledby="{name}-title">'
+    return re.sub(r'<svg[^>]*(viewBox="[^"]*")[^>]*>', opening, svg, count=1)
+
+
+def _draw(chart: Chart, axes: Axes) -> None:
+    if chart.level is not None:
+        axes.axline((0, chart.level), slope=chart.slope, color=_INK, linewidth=1, linestyle=(0, (2, 3)))
+    if chart.scatter:
+        medians = [(line.steps[0], statistics.median(line.values)) for line in chart.lines]
+        front = pareto_front(medians)
+        axes.plot([x for x, _ in front], [y for _, y in front], color=_INK, linestyle="--")
+        for line, (cost, median) in zip(chart.lines, medians, strict=True):
+            color, marker = _LINES[line.color - 1], _MARKERS[line.color - 1]
+            axes.plot(line.steps, line.values, color=color, marker="_")
+            axes.plot([cost], [median], color=color, marker=marker)
+    else:
+        for line in chart.lines:
+            wide, dashes = divmod(line.color - 1, len(_DASHES))
+            axes.plot(
+                line.steps,
+                line.values,
+                color=_LINES[line.color - 1],
+                linestyle=_DASHES[dashes],
+                linewidth=_WIDTHS[wide],
+                marker="o" if len(line.steps) <= _MARKED_UP_TO else "",
+                markersize=3,
+            )
+    axes.locator_params(axis="x", nbins=5)
+    axes.set(xlabel=chart.x_label, ylabel=chart.y_label)
+    if chart.logarithmic and all(value > 0 for line in chart.lines for value in line.values):
+        axes.set_yscale("log", subs=(2, 5))
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_major_formatter(StrMethodFormatter("{x:,.6g}"))
+        axis.set_minor_formatter(axis.get_major_formatter())
+    if chart.slope:
+        axes.set(xlim=(0, 1), ylim=(0, 1))
+    else:
+        axes.set_xlim(left=0)

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from tokenizers import Tokenizer
-from torch import Tensor
 
 from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import TokenTexts, load_tokenizer, special_names
 from discern.diagnosis.health import (
-    Expectations,
-    Finding,
     diagnosable_from,
     diagnose_duplicates,
     diagnose_metrics,
     expectations,
     steps_of_run,
     too_early,
-    unusual_findings,
 )
-from discern.errors import DataError, DiscernError
+from discern.errors import DataError, counted
+from discern.model_files.finetuned import is_finetuned
 from discern.model_files.run import (
     BLIMP_FILE,
     CONFIG_FILE,
@@ -31,98 +29,95 @@ from discern.model_files.run import (
     TOKENIZER_FILE,
     build_objective,
     read_counts,
+    read_record as read_run_record,
     special_in,
 )
-from discern.model_files.run import read_record as read_run_record
 from discern.models.config import ModelConfig
 from discern.objectives import TITLES
 from discern.objectives.base import Objective, Vocabulary
-from discern.parsing import is_number
-from discern.report.curves import last_held_out, run_charts
-from discern.report.evaluation import (
+from discern.progress import duration_in_words
+from discern.report.charts import reliability_chart
+from discern.report.finetuned_page import finetuned_page
+from discern.report.metrics import (
     EVALUATE_AGAIN,
     blimp_tables,
-    evaluation_charts,
-    evaluation_tables,
+    group_tables,
+    held_out_table,
+    last_held_out,
+    metric_charts,
     read_blimp_results,
 )
-from discern.report.page import Page, ShadedPiece, ShadedText, render_page
-from discern.storage.checksums import Record, read_json, understood
-from discern.storage.files import write_text
-from discern.storage.output import check_output
-from discern.training.metrics_log import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, held_out_metrics, read_metrics, read_records
-from discern.training.pretrain_config import PretrainConfig, read_written_config
-from discern.training.schedule import step_sizes
-from discern.wording import counted
+from discern.report.page import Confusion, Page, Piece, Table, Texts, render_page, shaded_pieces
+from discern.report.verdict import run_verdict
+from discern.storage.checksums import read_json, understood
+from discern.storage.files import check_output, write_text
+from discern.training.config import PretrainConfig, read_written_config
+from discern.training.metrics import EXAMPLES_FILE, HELD_OUT, METRICS_FILE, read_metrics, read_records
 
 if TYPE_CHECKING:
     from discern.inference.detection import Detection
 
-REPORT_FILE = "report.html"
+_REPORT_FILE = "report.html"
 _MEASURE = "remove it to leave it out of the page; `discern evaluate RUN` writes it again"
 
-_WAITING = {"data_share": "data", "host_share": "the host"}
-_UNKNOWN = "not recorded"
-# By the AUC; 0.5 is guessing.
-_AUC_WORDS = (
-    (0.55, "hardly better than guessing"),
-    (0.7, "somewhat better than guessing"),
-    (0.85, "clearly"),
-    (1.01, "well"),
-)
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What the folder of a run says about it, without its weights.
+
+    Attributes:
+        record: content of run.json.
+        objective: its objective, on the device "meta".
+        metrics_log: records of the metrics log, oldest first; at least one.
+    """
+
+    folder: Path
+    config: PretrainConfig
+    record: dict[str, Any]
+    objective: Objective
+    metrics_log: list[dict[str, Any]]
 
 
-def report(
-    run: Path, out: Path | None, detections: Sequence[Detection] = (), *, warn: Callable[[str], None] = lambda message: None
-) -> Path:
-    """Write the page of a run and return its path. The same run gives the same bytes.
+def read_logged_run(folder: Path, warn: Callable[[str], None] = lambda message: None) -> LoggedRun:
+    """Read the settings and the metrics log of a run.
 
     Args:
-        out: HTML file to write or replace; None: report.html in the folder of the run.
-        detections: texts to show with shaded tokens.
         warn: called with a message about damaged lines of the metrics log, which are skipped.
 
     Raises:
-        ConfigError: `out` is a folder, or lies inside the run under another name.
-        DataError: the folder is not a run, its metrics log is empty, one of its files is damaged, or the page cannot be written.
+        DataError: the folder is not a run, its metrics log is empty, or one of its files is damaged.
     """
-    target = out or run / REPORT_FILE
-    check_output("--out", target, REPORT_FILE, run, own=(REPORT_FILE,))
-    record = read_run_record(run)
-    lines = read_metrics(run, warn)
-    if not lines:
-        path = run / METRICS_FILE
-        if path.is_file() and path.stat().st_size:
-            raise DataError(
-                f"{path} is damaged: none of its lines can be read",
-                hint="restore it from a copy, or continue training",
-            )
+    record, metrics_log, config = read_run_record(folder), read_metrics(folder, warn), read_written_config(folder / CONFIG_FILE)
+    if not metrics_log:
         raise DataError(
-            f"{run} has nothing to show yet: its {METRICS_FILE} is empty",
+            f"{folder} has nothing to show yet: no line of its {METRICS_FILE} can be read",
             hint="run `discern pretrain` until its first log step",
         )
-    config = read_written_config(run / CONFIG_FILE)
-    step, metrics = last_held_out(lines)
-    evaluation = _evaluation(run)
-    with understood(run / EVALUATION_FILE, hint=_MEASURE):
-        measured = (evaluation_charts(evaluation), evaluation_tables(evaluation)) if evaluation else ((), ())
-    with understood(run / BLIMP_FILE, hint=EVALUATE_AGAIN):
-        preferences = blimp_tables(read_blimp_results(run))
-    page = Page(
-        title=f"discern: {run.resolve().name}",
-        verdict=_verdict(run, config, record, lines),
-        facts=_facts(config, record, lines[-1]),
-        curves=[*run_charts(lines), *measured[0]],
-        tables=[*measured[1], *preferences],
-        metrics=metrics,
-        evaluated_at=step,
-        before_and_after=_before_and_after(run, warn),
-        detections=[ShadedText(found.text, found.offsets, found.replaced_probability) for found in detections],
-        configuration=to_toml(config),
-        notes=_notes(config, step, has_more=bool(evaluation)),
-    )
+    counts = read_counts(folder, record["vocab_size"])
+    with torch.device("meta"):
+        objective = build_objective(config, Vocabulary(record["vocab_size"], special_in(record), counts))
+    return LoggedRun(folder, config, record, objective, metrics_log)
+
+
+def report(
+    folder: Path, out: Path | None, detections: Sequence[Detection] = (), *, warn: Callable[[str], None] = lambda message: None
+) -> Path:
+    """Write the page of a run or a fine-tuned model and return its path. The same folder gives the same bytes.
+
+    Args:
+        out: HTML file to write or replace; None: report.html in the folder.
+        detections: texts to show with shaded tokens.
+        warn: called with a message about damaged lines of a metrics log, which are skipped.
+
+    Raises:
+        ConfigError: `out` is a folder, or lies inside the folder under another name.
+        DataError: the run or the model cannot be read or is not finished, or the page cannot be written.
+    """
+    target = out or folder / _REPORT_FILE
+    check_output("--out", target, _REPORT_FILE, folder, own=(_REPORT_FILE,))
+    html = render_page(finetuned_page(folder) if is_finetuned(folder) else run_page(folder, detections, warn))
     try:
-        write_text(target, render_page(page))
+        write_text(target, html)
     except OSError as problem:
         raise DataError(
             f"cannot write {target}: {problem.strerror or problem}",
@@ -131,262 +126,139 @@ def report(
     return target
 
 
-def _verdict(run: Path, config: PretrainConfig, record: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Summary of the last held-out metrics, with the findings of `discern doctor` that need neither weights nor data."""
-    found = run_findings(config, record, lines, run_expectations(run, config, record))
-    metrics = evaluated_metrics(lines, last_held_out(lines)[0])
-    summary = f"{_trained(config, record, lines[-1])} {how_good(metrics, found)}".strip()
-    return [summary, *run_verdict(lines[-1]["step"], steps_of_run(config.train, lines[-1]), metrics, found)]
+def run_page(run: Path, detections: Sequence[Detection], warn: Callable[[str], None]) -> Page:
+    """The page of a run."""
+    logged = read_logged_run(run, warn)
+    config, last = logged.config, logged.metrics_log[-1]
+    charts = metric_charts({run.name: [logged.metrics_log]})
+    sections: list[Table | Texts | Confusion] = [*example_texts(run, warn)]
+    if detections:
+        pieces = [shaded_pieces(each.text, each.offsets, each.replaced_probability) for each in detections]
+        sections.append(Texts("Probability that each token was replaced", [("", text) for text in pieces]))
+    step, metrics = last_held_out(logged.metrics_log)
+    notes = ["A point of a training curve is the mean since the previous point; held-out metrics are without dropout."]
+    if metrics:
+        rows = config.train.evaluate_sequences
+        amount = f"at most {rows:,} rows, evenly spaced in the held-out text" if rows else "all held-out text"
+        notes.append(f"Every evaluation uses the same rows and masked positions: {amount}.")
+        sections.append(held_out_table(f"Held-out metrics at step {step:,}", {"Value": metrics}))
+    else:
+        notes.append("There are no held-out metrics: no text was held out, or no evaluation was run yet.")
+    if (run / EVALUATION_FILE).is_file():
+        results = read_json(run / EVALUATION_FILE, hint=_MEASURE)
+        with understood(run / EVALUATION_FILE, hint=_MEASURE):
+            if "calibration" in results:
+                bins, title = results["calibration"]["bins"], "Calibration of the discriminator, held out"
+                charts.append(reliability_chart(title, bins, "probability of 'replaced'", "share replaced"))
+            sections += group_tables(results)
+    elif metrics:
+        notes.append("`discern evaluate RUN` adds tables by token frequency and position, and a calibration curve.")
+    with understood(run / BLIMP_FILE, hint=EVALUATE_AGAIN):
+        sections += blimp_tables(read_blimp_results(run))
+    name, network = next(iter(logged.objective.networks().items()))
+    parameters = sum(parameter.numel() for parameter in logged.objective.parameters())  # shared ones count once
+    with understood(run / METRICS_FILE, hint="restore it from a copy, or remove its last line"):
+        trained = (
+            f"{'An' if name.startswith('e') else 'A'} {name} with {_size(network.encoder.config)} ({parameters:,} parameters in "
+            f"all networks) was trained by {_title(config)} on {last['tokens']:,} tokens in {last['step']:,} steps."
+        )
+        return Page(
+            title=f"discern: {run.resolve().name}",
+            verdict=[trained, *verdict_of_run(logged)],
+            facts=_facts(logged),
+            charts=charts,
+            sections=sections,
+            configuration=to_toml(config),
+            notes=notes,
+        )
 
 
-def _trained(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> str:
-    """A sentence about what was trained."""
-    objective = _objective(config, record)
-    parameters = sum(parameter.numel() for parameter in objective.parameters())
-    name, network = next(iter(objective.networks().items()))
-    size = network.encoder.config
-    layers = counted(size.num_layers, "layer")
-    kind = TITLES.get(config.objective.name, config.objective.name)
-    read = f" on {_number(last['tokens'])} tokens in {_number(last['step'])} steps" if "tokens" in last else ""
-    article = "An" if name.startswith("e") else "A"
-    return (
-        f"{article} {name} with {layers} of width {size.hidden_size} ({_number(parameters)} parameters in all networks) was "
-        f"trained by {kind}{read}."
+def steps_done(run: LoggedRun) -> str:
+    """ "20 of 50", or, if the run has a time budget, "20 in 10 minutes"."""
+    train, last = run.config.train, run.metrics_log[-1]
+    if train.max_hours is None:
+        return f"{last['step']:,} of {train.max_steps:,}"
+    return f"{last['step']:,} in {duration_in_words(last['seconds'])}"
+
+
+def verdict_of_run(run: LoggedRun) -> list[str]:
+    """Sentences about the last evaluation, with the findings of `discern doctor` that need neither weights nor data."""
+    config, last, statistics = run.config, run.metrics_log[-1], run.record["statistics"]
+    evaluated, held_out = last_held_out(run.metrics_log)
+    metrics = {name.removeprefix(HELD_OUT): value for name, value in held_out.items()}
+    expected = expectations(run.objective, config.train.max_steps, flatten(config))
+    settled = diagnosable_from(config.optimizer.warmup_steps, steps_of_run(config.train, last))
+    findings = [
+        *diagnose_metrics(metrics, expected),
+        *diagnose_duplicates(statistics["documents"], statistics["duplicates"]),
+    ]
+    judged = [too_early(finding, evaluated or 0, settled, expected.discriminator_from) for finding in findings]
+    return run_verdict(f"Steps: {steps_done(run)}.", metrics, judged)
+
+
+def _title(config: PretrainConfig) -> str:
+    return TITLES.get(config.objective.name, config.objective.name)
+
+
+def example_texts(run: Path, warn: Callable[[str], None] = lambda message: None) -> list[Texts]:
+    """The example rows of the first and of the last evaluation; nothing without examples."""
+    records = read_records(run / EXAMPLES_FILE, warn)
+    if not records:
+        return []
+    tokenizer = load_tokenizer(run / TOKENIZER_FILE)
+    with understood(run / EXAMPLES_FILE, hint="remove it for a page without examples"):
+        rows_by_step = {record["step"]: record["rows"] for record in (records[0], records[-1])}
+        texts = [
+            (f"At step {step:,}" if row is rows[0] else "", example_pieces(tokenizer, row))
+            for step, rows in rows_by_step.items()
+            for row in rows
+        ]
+    note = (
+        "Words in [brackets] are the originals of replaced tokens. The texts are held out; at each step, the generator replaced "
+        "other tokens, as it learned too."
     )
+    return [Texts("Before and after" if len(rows_by_step) > 1 else "What the discriminator marks", texts, note)]
 
 
-def how_good(metrics: Mapping[str, float], findings: Sequence[Finding]) -> str:
-    """A sentence that compares the last evaluation with simple baselines and with what is usual; "" without an evaluation.
-
-    Args:
-        metrics: metrics of the evaluation, by name.
-        findings: diagnosis of these metrics.
-    """
-    parts = []
-    right, replaced = metrics.get("discriminator_accuracy"), metrics.get("replaced_fraction")
-    if right is not None and replaced is not None:
-        parts.append(f"it classifies {right:.1%} of the tokens correctly (always answering 'original': {1 - replaced:.1%})")
-    gain = next((each for each in findings if each.name.endswith("_gain") and each.value is not None), None)
-    if gain is not None and gain.value is not None:
-        compared = f"{gain.value:.2f} nats better" if gain.value >= 0 else f"{-gain.value:.2f} nats worse"
-        parts.append(f"it predicts words {compared} than word frequencies alone")
-    # Of the text, not of the evaluation.
-    own = [each for each in findings if each.name != "duplicate_fraction"]
-    judged = [each for each in own if each.usual is not None and each.verdict != "unknown"]
-    if judged:
-        fine = sum(each.verdict == "fine" for each in judged)
-        many = "diagnosed metrics are" if len(judged) > 1 else "diagnosed metric is"
-        parts.append(f"{fine} of {len(judged)} {many} in {'their' if len(judged) > 1 else 'its'} usual range")
-    if not parts:
-        return ""
-    return f"Held out, {', and '.join([', '.join(parts[:-1]), parts[-1]] if len(parts) > 1 else parts)}."
-
-
-def evaluated_metrics(lines: Sequence[Mapping[str, Any]], evaluated: int | None) -> dict[str, float]:
-    """The metrics of the evaluation at a step, named as in an evaluation; empty without one."""
-    last: Mapping[str, Any] = next((line for line in reversed(lines) if line["step"] == evaluated and held_out_metrics(line)), {})
-    return {name.removeprefix(HELD_OUT): value for name, value in held_out_metrics(last).items()}
-
-
-def run_findings(
-    config: PretrainConfig,
-    record: Mapping[str, Any],
-    lines: Sequence[Mapping[str, Any]],
-    expected: Expectations,
-) -> list[Finding]:
-    """The findings of `discern doctor` about the last evaluation that need neither weights nor data.
-
-    Args:
-        lines: records of the metrics log.
-        expected: what is usual for the run's objective.
-    """
-    evaluated, _ = last_held_out(lines)
-    metrics = evaluated_metrics(lines, evaluated)
-    settled = diagnosable_from(config.optimizer.warmup_steps, steps_of_run(config.train, lines[-1]))
-    statistics = record.get("statistics", {})
-    findings = diagnose_metrics(metrics, expected)
-    findings += diagnose_duplicates(statistics.get("documents", 0), statistics.get("duplicates", 0))
-    return [too_early(each, evaluated or 0, settled, expected.discriminator_from) for each in findings]
-
-
-def run_expectations(run: Path, config: PretrainConfig, record: Mapping[str, Any]) -> Expectations:
-    """What is usual for the objective of a run.
-
-    Raises:
-        DataError: the counts of its tokens are damaged.
-    """
-    objective = _objective(config, record, read_counts(run, record["vocab_size"]))
-    return expectations(objective, config.train.max_steps, flatten(config))
-
-
-def _objective(config: PretrainConfig, record: Mapping[str, Any], counts: Tensor | None = None) -> Objective:
-    """The objective of the run, without weights."""
-    with torch.device("meta"):
-        return build_objective(config, Vocabulary(record["vocab_size"], special_in(record), counts))
-
-
-def _evaluation(run: Path) -> dict[str, Any]:
-    """Results of the last `discern evaluate` in the run's folder; empty if there are none.
-
-    Raises:
-        DataError: the file is damaged.
-    """
-    path = run / EVALUATION_FILE
-    return read_json(path, _Evaluation, hint=_MEASURE) if path.is_file() else {}
-
-
-class _Evaluation(Record):
-    step: int
-    rows: int
-
-
-def _before_and_after(run: Path, warn: Callable[[str], None]) -> list[tuple[str, list[ShadedPiece]]]:
-    """The first example row at the first and at the last evaluation; empty without two evaluations with examples."""
-    path = run / EXAMPLES_FILE
-    records = read_records(path, warn) if path.is_file() else []
-    if len(records) < 2:
-        return []
-    try:
-        tokenizer = load_tokenizer(run / TOKENIZER_FILE)
-        return [(f"At step {each['step']:,}", example_pieces(tokenizer, each["rows"][0])) for each in (records[0], records[-1])]
-    except (DiscernError, KeyError, IndexError, TypeError, ValueError, OverflowError):
-        warn(f"{path} is damaged: the page has no examples before and after")
-        return []
-
-
-def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> list[ShadedPiece]:
+def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> list[Piece]:
     """The tokens of an example row as a text, with the original of each replaced token in brackets."""
-    pieces: list[ShadedPiece] = []
+    pieces: list[Piece] = []
     frame, texts = set(special_names(tokenizer).values()), TokenTexts(tokenizer)
     added = texts.row([int(new) for new in row["corrupted"]])
     for old, new, text, probability in zip(row["original"], row["corrupted"], added, row["probability"], strict=True):
         if old == new and tokenizer.id_to_token(int(new)) in frame:
             continue
         if pieces and text.startswith(" "):
-            pieces.append(ShadedPiece(" ", None))
-        pieces.append(ShadedPiece(text.strip() or text, float(probability)))
+            pieces.append(Piece(" "))
+        pieces.append(Piece(text.strip() or text, float(probability)))
         if old != new:
-            pieces.append(ShadedPiece(f" [{texts.shown(int(old))}]", None))
+            pieces.append(Piece(f" [{texts.shown(int(old))}]"))
     return pieces
 
 
-def _rows_per_step(config: PretrainConfig) -> str:
-    """Number and length of the rows of a step, first and last if they change."""
-    segments = step_sizes(config.train, config.data).segments
-    ends = dict.fromkeys((segment.rows, segment.length) for segment in (segments[0], segments[-1]))
-    return ", later ".join(f"{_number(rows)} of at most {_number(length)} tokens" for rows, length in ends)
-
-
-def _facts(config: PretrainConfig, record: Mapping[str, Any], last: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _facts(run: LoggedRun) -> list[tuple[str, str]]:
     """The head of the page, without paths and machine names, so that the page can be shared."""
-    objective = _objective(config, record)
-    sizes = {name: network.encoder.config for name, network in objective.networks().items()}
-    statistics = record.get("statistics", {})
-    unknown = statistics.get("unknown_fraction")
-    versions = {"discern": record.get("discern", _UNKNOWN), **record.get("versions", {})}
-    name, train = config.objective.name, config.train
-    steps = steps_of_run(train, last)
-    ended = ", when its time was used" if steps < train.max_steps else f" of {_number(steps)}"
-    return [
-        ("Objective", TITLES.get(name, name)),
-        *((network.capitalize(), _size(size)) for network, size in sizes.items()),
-        ("Parameters (shared ones counted once)", _number(sum(parameter.numel() for parameter in objective.parameters()))),
-        ("Vocabulary", f"{_number(record['vocab_size'])} tokens"),
-        ("Steps", f"{_number(last['step'])}{ended}"),
-        ("Rows per step", _rows_per_step(config)),
-        ("Tokens read, including repetitions", _number(last.get("tokens"))),
-        ("Time in training", _duration(last.get("seconds"))),
-        *_cost(last),
-        ("Precision setting", train.precision),
-        *((f"Share of {name}", f"{share:.1%} of the tokens") for name, share in record.get("mixture", {}).items()),
-        ("Data set", f"{_number(statistics.get('documents'))} documents, {_number(statistics.get('tokens'))} tokens"),
-        ("Unknown tokens", _UNKNOWN if unknown is None else f"{unknown:.3%}"),
-        ("Fingerprint of the data", record.get("data_fingerprint", _UNKNOWN)[:12]),
-        ("Made with", ", ".join(f"{library} {version}" for library, version in versions.items())),
-    ]
-
-
-def _cost(last: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """FLOPs, peak memory and what the run waited for at its last record, if the metrics log has them."""
-    found = []
-    waited = {name: last[key] for key, name in _WAITING.items() if is_number(last.get(key))}
-    if waited:
-        found.append(("Time spent waiting", ", ".join(f"{share:.1%} for {name}" for name, share in waited.items())))
-    if is_number(last.get("flops")):
-        found.append(("FLOPs executed", f"{last['flops']:.3e}"))
-    if is_number(last.get("peak_memory_bytes")):
-        found.append(("Peak memory", f"{last['peak_memory_bytes'] / 2**30:.2f} GiB"))
-    return found
-
-
-def _notes(config: PretrainConfig, evaluated_at: int | None, *, has_more: bool) -> list[str]:
-    notes = [
-        "A point of a training curve is the mean over the steps since the previous point; held-out metrics are without dropout."
-    ]
-    if evaluated_at is None:
-        return [*notes, "There are no held-out metrics: no text was held out, or no evaluation was run yet."]
-    rows = config.train.evaluate_sequences
-    more = "" if has_more else " `discern evaluate RUN` adds metrics by token frequency and position, and a calibration curve."
-    amount = f"at most {rows:,} rows, evenly spaced in the held-out text" if rows else "all held-out text"
-    return [*notes, f"Every evaluation uses the same rows and masked positions: {amount}.{more}"]
+    config, record, last = run.config, run.record, run.metrics_log[-1]
+    statistics, unknown = record["statistics"], record["statistics"].get("unknown_fraction")
+    facts = {
+        "Objective": _title(config),
+        **{name.capitalize(): _size(network.encoder.config) for name, network in run.objective.networks().items()},
+        "Vocabulary": f"{record['vocab_size']:,} tokens",
+        "Steps": steps_done(run),
+        "Time in training": duration_in_words(last["seconds"]),
+        "FLOPs executed": f"{last['flops']:.3e}" if "flops" in last else "",
+        "Peak memory": f"{last['peak_memory_bytes'] / 2**30:.2f} GiB",
+        **{f"Share of {source}": f"{share:.1%} of the tokens" for source, share in record.get("mixture", {}).items()},
+        "Data set": f"{statistics['documents']:,} documents, {statistics['tokens']:,} tokens",
+        "Unknown tokens": f"{unknown:.3%}" if unknown else "",
+        "Fingerprint of the data": record["data_fingerprint"][:12],
+        "Made with": ", ".join(
+            f"{library} {version}" for library, version in {"discern": record["discern"], **record["versions"]}.items()
+        ),
+    }
+    return [(fact, value) for fact, value in facts.items() if value]
 
 
 def _size(size: ModelConfig) -> str:
-    layers = counted(size.num_layers, "layer")
-    heads = counted(size.num_heads, "attention head")
+    layers, heads = counted(size.num_layers, "layer"), counted(size.num_heads, "attention head")
     return f"{layers} of width {size.hidden_size}, {heads}, feed-forward width {size.feedforward_size}"
-
-
-def _number(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else _UNKNOWN
-
-
-def _duration(seconds: object) -> str:
-    """A duration in words."""
-    if not isinstance(seconds, int | float) or not is_number(seconds):
-        return _UNKNOWN
-    if seconds < 120:
-        return f"{seconds:.1f} seconds"
-    minutes = round(seconds / 60)
-    return f"{minutes} minutes" if minutes < 120 else f"{minutes // 60:,} hours {minutes % 60} minutes"
-
-
-def run_verdict(step: int, max_steps: int, metrics: Mapping[str, float], findings: Sequence[Finding]) -> list[str]:
-    """Sentences about a pre-training run.
-
-    Args:
-        metrics: metrics of the last evaluation, by name.
-        findings: diagnosis of these metrics.
-    """
-    if not metrics:
-        return [f"Step {step:,} of {max_steps:,}; no evaluation during training yet."]
-    early = [finding for finding in findings if finding.cause.startswith("too early to tell")]
-    begun = f"Step {step:,} of {max_steps:,}. " if step < max_steps else ""
-    found = [begun + " ".join(_learned(metrics))]
-    unusual = unusual_findings(findings)
-    found += [f"Unusual: {each.cause}." + (f" Try {each.knob}." if each.knob else "") for each in unusual]
-    if early:
-        found.append("It is too early for a verdict.")
-    elif not unusual and any(each.verdict == "fine" and each.name != "duplicate_fraction" for each in findings):
-        found.append("All metrics are within their usual ranges.")
-    return found
-
-
-def _learned(metrics: Mapping[str, float]) -> list[str]:
-    sentences = []
-    auc = metrics.get("discriminator_auc")
-    if auc is not None:
-        how = next(words for bound, words in _AUC_WORDS if auc < bound)
-        sentences.append(f"The discriminator tells replaced tokens from original ones {how} (AUC {auc:.3f}; 0.5 is guessing).")
-    precision, recall = metrics.get("discriminator_precision"), metrics.get("discriminator_recall")
-    if precision is not None and recall is not None:
-        right = f", and {precision:.0%} of the tokens it marks were replaced" if recall else ""
-        sentences.append(f"At probability 1/2 it marks {recall:.0%} of the replaced tokens{right}.")
-    # The accuracy of `all-tokens-mlm` includes the tokens that it copies.
-    words = "masked_accuracy" if "masked_accuracy" in metrics else "mlm_accuracy"
-    for name, who in (("generator_accuracy", "The generator"), (words, "The network")):
-        if name in metrics:
-            sentences.append(f"{who} predicts {metrics[name]:.0%} of the masked tokens correctly.")
-    if "permutation_lm_accuracy" in metrics:
-        sentences.append(f"The network predicts {metrics['permutation_lm_accuracy']:.0%} of the target tokens correctly.")
-    return sentences

@@ -1,239 +1,334 @@
-"""The application of `discern serve`: the page, the JSON API, and its documentation."""
+"""The application of `discern serve`: the page, and a JSON API whose requests are computed together by one thread."""
 
 from __future__ import annotations
 
+import abc
 import asyncio
+import queue
+import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+import warnings
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar, Literal
 
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.middleware import Middleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import HTMLResponse, JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from discern import __version__
+from discern.data.tokenizer.loading import naming_panics
 from discern.errors import DiscernError
-from discern.report.page import embedded, package_text, render_template, script_hash
-from discern.serve.access import Access, Gate, problem
-from discern.serve.batching import Batcher, BusyError
-from discern.serve.limits import Limits
-from discern.serve.model import ServedModel, Verb, predicted
-from discern.serve.openapi import document, reference
-from discern.serve.requests import (
-    AlternativesRequest,
-    BodyReader,
-    EmbedRequest,
-    FillRequest,
-    PredictRequest,
-    RefusedError,
-    ScoreRequest,
-    TextsRequest,
-    characters_of,
-)
+from discern.report.page import package_text, render_template, script_hash
+from discern.serve.model import ServedModel, Verb
+from discern.serve.server import Access, AuthMiddleware, Limits, error_response
 
+Input = str | list[str] | dict[str, str]
 Warn = Callable[[str], None]
-Endpoint = Callable[[Request], Awaitable[Response]]
+_BATCH_REQUESTS = 32  # the first of a batch waits for the last
 
 
-class Api:
-    """The answers to requests, computed by one thread.
+class RequestError(DiscernError):
+    """A request that cannot be answered.
 
     Args:
-        models: one model or two.
-        warn: called about errors that are not a client's fault.
+        status: HTTP status.
     """
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits, warn: Warn) -> None:
-        self.models, self.limits, self.warn = models, limits, warn
-        self.batcher = Batcher(limits.max_waiting, limits.max_waiting_characters)
-        self._bodies = BodyReader(limits)
+    def __init__(self, status: int, message: str, *, hint: str | None = None) -> None:
+        super().__init__(message, hint=hint)
+        self.status = status
 
-    async def detect(self, request: Request) -> Response:
-        """POST /detect."""
-        asked = await self._bodies.read(request, TextsRequest)
-        model = self._model(asked.model, "detect")
-        found = await self._computed(request, model, "detect", (), model.detect, asked.items)
-        if asked.texts is None:
-            return JSONResponse(found[0])
-        threshold = None if model.threshold is None else model.threshold.value
-        return JSONResponse({"texts": found, "threshold": threshold})
 
-    async def fill(self, request: Request) -> Response:
-        """POST /fill."""
-        asked = await self._bodies.read(request, FillRequest)
-        model = self._model(asked.model, "fill")
-        self._limit_masks(model, asked.items)
-        found = await self._computed(request, model, "fill", (asked.top,), partial(model.fill, top=asked.top), asked.items)
-        return JSONResponse(found[0] if asked.texts is None else {"texts": found})
+# Batches
 
-    async def alternatives(self, request: Request) -> Response:
-        """POST /alternatives."""
-        asked = await self._bodies.read(request, AlternativesRequest)
-        model = self._model(asked.model, "fill")
-        self._limit_masks(model, [text for text, _, _ in asked.items])
-        work = partial(model.alternatives, top=asked.top)
-        return JSONResponse((await self._computed(request, model, "alternatives", (asked.top,), work, asked.items))[0])
 
-    def _limit_masks(self, model: ServedModel, texts: Sequence[str]) -> None:
-        masks = 0 if model.filler is None else sum(map(model.filler.masks_in, texts))
-        if masks > self.limits.max_masks:
-            raise RefusedError(413, f"{masks:,} masks, expected at most {self.limits.max_masks:,}", hint="send fewer at a time")
+@dataclass(eq=False)
+class _Job:
+    """The items of one request. Jobs with the same work and options can share a batch."""
 
-    async def score(self, request: Request) -> Response:
-        """POST /score."""
-        asked = await self._bodies.read(request, ScoreRequest)
-        model = self._model(asked.model, "score")
-        found = await self._computed(request, model, "score", (), model.score, asked.items)
-        return JSONResponse(model.scores(found, tokens=asked.tokens))
+    work: Callable[..., list[Any]]
+    options: tuple[Any, ...]
+    items: Sequence[Any]
+    results: Future[list[Any]] = field(default_factory=Future)
 
-    async def embed(self, request: Request) -> Response:
-        """POST /embed."""
-        asked = await self._bodies.read(request, EmbedRequest)
-        model = self._model(asked.model, "embed")
-        work = partial(model.embed, pooling=asked.pooling)
-        found = await self._computed(request, model, "embed", (asked.pooling,), work, asked.items)
-        size = 0 if model.reader is None else model.reader.hidden_size
-        return JSONResponse({"vectors": found, "size": size, "pooling": model.pooling(asked.pooling)})
 
-    async def predict(self, request: Request) -> Response:
-        """POST /predict."""
+class Batcher:
+    """Computes requests in the order of their arrival, on one thread; requests of the same kind that wait share a batch."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="discern-model", daemon=True)
+        self._thread.start()
+
+    async def run(self, work: Callable[..., list[Any]], items: Sequence[Any], *options: Any) -> list[Any]:
+        """The results of `work(items, *options)`, one for each item. If the caller is cancelled in time, nothing is computed."""
+        job = _Job(work, options, items)
+        self._jobs.put(job)
+        return await asyncio.wrap_future(job.results)
+
+    def close(self, seconds: float) -> None:
+        """Stop the thread, and wait for at most so long for what it computes."""
+        self._jobs.put(None)
+        self._thread.join(seconds)
+
+    def _run(self) -> None:
+        waiting: list[_Job] = []
+        while True:
+            while not waiting or not self._jobs.empty():
+                job = self._jobs.get()
+                if job is None:
+                    return
+                waiting.append(job)
+            kind = (waiting[0].work, waiting[0].options)
+            batch = [job for job in waiting if (job.work, job.options) == kind][:_BATCH_REQUESTS]
+            waiting = [job for job in waiting if job not in batch]
+            _compute([job for job in batch if job.results.set_running_or_notify_cancel()])
+
+
+def _compute(batch: list[_Job]) -> None:
+    """Set the results of each job, or its error. If a batch fails, its jobs are computed one by one: only the wrong one fails."""
+    if not batch:
+        return
+    try:
+        with naming_panics("the model's tokenizer"), warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)  # about texts that are read in windows
+            results = iter(batch[0].work([item for job in batch for item in job.items], *batch[0].options))
+    except Exception as error:
+        if len(batch) == 1:
+            batch[0].results.set_exception(error)
+        else:
+            for job in batch:
+                _compute([job])
+    else:
+        for job in batch:
+            job.results.set_result([next(results) for _ in job.items])
+
+
+# Requests: the first line of a docstring is the summary in the description of the API
+
+
+class ApiRequest(BaseModel, abc.ABC):
+    """The body of a request."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+    needs: ClassVar[Verb]
+
+    text: str | None = Field(None, description="One text.")
+    texts: list[str] | None = Field(None, description="Several texts, instead of 'text'.")
+    model: int | str | None = Field(
+        None,
+        description="Number of the model, from 0 as in GET /models, or its name there; by default the first that can answer.",
+    )
+
+    @model_validator(mode="after")
+    def _one_of_them(self) -> ApiRequest:
+        if (self.text is None) == (self.texts is None):
+            raise ValueError("give either 'text' or 'texts'")
+        return self
+
+    @property
+    def items(self) -> Sequence[Any]:
+        """The texts."""
+        return [self.text] if self.texts is None else self.texts
+
+    @abc.abstractmethod
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
+        """The answer of a model, as JSON."""
+
+
+class DetectRequest(ApiRequest):
+    """The probability that each token of a text was replaced."""
+
+    needs = "detect"
+
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
+        found = await batcher.run(model.detect, self.items)
+        return found[0] if self.texts is None else {"texts": found, "threshold": model.threshold}
+
+
+class FillRequest(ApiRequest):
+    """The likeliest tokens at each [MASK] of a text."""
+
+    needs = "fill"
+    top: int = Field(5, ge=1, le=100, description="Number of predictions per mask.")
+
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
+        found = await batcher.run(model.fill, self.items, self.top)
+        return found[0] if self.texts is None else {"texts": found}
+
+
+class ScoreRequest(ApiRequest):
+    """How likely texts are: scores in nats, higher is likelier."""
+
+    needs = "score"
+    tokens: bool = Field(False, description="Also return the score of each token.")
+
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
+        return model.score_values(await batcher.run(model.score, self.items), tokens=self.tokens)
+
+
+class EmbedRequest(ApiRequest):
+    """Texts as vectors."""
+
+    needs = "embed"
+    pooling: Literal["auto", "mean", "mean-all", "cls"] = Field(
+        "auto",
+        description="'mean': mean of the token states without [CLS] and [SEP]; 'mean-all': with them; 'cls': the state of [CLS]; "
+        "'auto': as the model was trained, 'mean' if it was not trained for vectors.",
+    )
+
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
+        vectors = await batcher.run(model.embed, self.items, self.pooling)
+        pooling = model.reader.vectors.pooling if self.pooling == "auto" else self.pooling
+        return {"vectors": vectors, "size": model.reader.hidden_size, "pooling": pooling}
+
+
+class PredictRequest(ApiRequest):
+    """The answer of a fine-tuned model, with its confidence."""
+
+    needs = "predict"
+    text: Input | None = Field(  # type: ignore[assignment]
+        None, description="A text; a pair of texts; a list of words to tag; or {'question': ..., 'context': ...}."
+    )
+    texts: list[Input] | None = Field(None, description="Several inputs, instead of 'text'.")  # type: ignore[assignment]
+    task: str | None = Field(None, description="Task to apply, if the model was fine-tuned on several.")
+
+    async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
         started = time.perf_counter()
-        asked = await self._bodies.read(request, PredictRequest)
-        model = self._model(asked.model, "predict")
-        found = await self._computed(
-            request, model, "predict", (asked.task,), partial(model.predict, task=asked.task), asked.items
-        )
-        own = [{"row": number, **each} for number, each in enumerate(found)]
-        return JSONResponse(predicted(own, started))
-
-    async def health(self, _: Request) -> Response:
-        """GET /health."""
-        return JSONResponse({"status": "ok", "discern": __version__, "waiting": self.batcher.waiting})
-
-    async def described(self, _: Request) -> Response:
-        """GET /models."""
-        return JSONResponse({"models": [model.described() for model in self.models]})
-
-    def _model(self, asked: int | str | None, verb: Verb) -> ServedModel:
-        if asked is None:
-            return next((model for model in self.models if verb not in model.lacks), self.models[0])
-        found = [model for number, model in enumerate(self.models) if asked in (number, model.name)]
-        if not found:
-            names = ", ".join(f"{number} ({model.name})" for number, model in enumerate(self.models))
-            raise RefusedError(422, f"there is no model {asked!r:.60}", hint=f"one of: {names}")
-        return found[0]
-
-    async def _computed(
-        self,
-        request: Request,
-        model: ServedModel,
-        verb: str,
-        options: tuple[Any, ...],
-        work: Callable[[Sequence[Any]], list[Any]],
-        items: list[Any],
-    ) -> list[Any]:
-        """The results of the items; work that a client no longer waits for is not begun."""
-        if not items:
-            return []
-        key = (id(model), verb, *options)
-        running = asyncio.ensure_future(self.batcher.run(key, work, items, sum(map(characters_of, items))))
-        left = asyncio.ensure_future(_disconnected(request))
-        try:
-            await asyncio.wait({running, left}, return_when=asyncio.FIRST_COMPLETED)
-            if not running.done():
-                raise RefusedError(400, "the client has gone")
-            return running.result()
-        finally:
-            running.cancel()
-            left.cancel()
+        found = await batcher.run(model.predict, self.items, self.task)
+        seconds = time.perf_counter() - started
+        predictions = [{"row": row, **prediction} for row, prediction in enumerate(found)]
+        return {"rows": len(found), "seconds": seconds, "rows_per_second": len(found) / seconds, "predictions": predictions}
 
 
-async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+REQUESTS: dict[str, type[ApiRequest]] = {
+    "/detect": DetectRequest,
+    "/fill": FillRequest,
+    "/score": ScoreRequest,
+    "/embed": EmbedRequest,
+    "/predict": PredictRequest,
+}
 
 
-def guarded(endpoint: Endpoint, warn: Warn) -> Endpoint:
-    """The endpoint, with its errors as JSON: 4xx if the request is wrong, 503 if the server is busy, otherwise 500."""
+async def read_request(request: Request, kind: type[ApiRequest], limits: Limits) -> ApiRequest:
+    """The fields of a request.
 
-    async def answered(request: Request) -> Response:
-        try:
-            return await endpoint(request)
-        except RefusedError as refused:
-            return problem(refused.status, refused.message, refused.hint or "")
-        except BusyError:
-            return problem(503, "too many requests are waiting", "try again in a moment", {"retry-after": "1"})
-        except DiscernError as error:
-            return problem(422, error.message, error.hint or "")
-        except Exception as error:  # no request may stop the server
-            warn(f"{request.url.path}: {type(error).__name__}: {' '.join(str(error).split())[:200]}")
-            return problem(500, "the server failed on this request", "the terminal of the server shows why")
+    Raises:
+        RequestError: the body is too large or not JSON, or its fields are wrong.
+    """
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > limits.max_body_bytes:
+            hint = "send less text at a time; the commands read files of any size"
+            raise RequestError(413, f"the request is larger than {limits.max_body_bytes:,} bytes", hint=hint)
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as problem:
+        error = problem.errors(include_url=False, include_input=False)[0]
+        message = ": ".join(filter(None, [".".join(map(str, error["loc"]))[:80], error["msg"].removeprefix("Value error, ")]))
+        status = 400 if error["type"] == "json_invalid" else 422
+        raise RequestError(status, message, hint=f"send JSON with these fields: {', '.join(kind.model_fields)}") from None
 
-    return answered
+
+def openapi() -> dict[str, Any]:
+    """The description of the API as OpenAPI 3.1, from the fields of its requests."""
+    responses = {"200": {"description": "As the command with --json."}, "default": {"description": "An error, with a hint."}}
+    paths = {}
+    for path, kind in REQUESTS.items():
+        body = {"required": True, "content": {"application/json": {"schema": kind.model_json_schema()}}}
+        paths[path] = {"post": {"summary": kind.__doc__, "requestBody": body, "responses": responses}}
+    return {"openapi": "3.1.0", "info": {"title": "discern", "version": __version__}, "paths": paths}
 
 
-def page_response(html: str, *scripts: str) -> Response:
-    """A page that may run only these scripts, and may ask only this server."""
-    allowed = " ".join(f"'sha256-{script_hash(script)}'" for script in scripts) or "'none'"
+# Applications
+
+
+def page_response(html: str, script: str) -> Response:
+    """A page that may run only this script, and may ask only this server."""
     policy = (
-        f"default-src 'none'; style-src 'unsafe-inline'; script-src {allowed}; connect-src 'self'; "
+        f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{script_hash(script)}'; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     )
     return HTMLResponse(html, headers={"content-security-policy": policy})
 
 
-def fixed(response: Response) -> Endpoint:
-    """An endpoint that always gives the same answer."""
+def application(routes: Sequence[Route], access: Access, warn: Warn) -> Starlette:
+    """An application with these routes for those who have access. Its errors are JSON.
 
-    async def answer(_: Request) -> Response:
-        return response
+    Args:
+        warn: called about errors that are not a client's fault.
+    """
 
-    return answer
+    async def unknown(_: Request, error: Any) -> Response:
+        return error_response(error.status_code, error.detail.lower(), "GET /openapi.json describes the API")
 
+    async def refused(_: Request, error: Any) -> Response:
+        return error_response(getattr(error, "status", 422), error.message, error.hint)
 
-def application(routes: Sequence[Route], access: Access, limits: Limits) -> Gate:
-    """An application with these routes, guarded, whose errors are JSON."""
+    async def vanished(*_: Any) -> Response:
+        return Response(status_code=400)  # which nobody reads
 
-    async def refused(_: Request, error: Exception) -> Response:
-        assert isinstance(error, HTTPException)
-        return problem(error.status_code, str(error.detail).lower(), "GET /docs describes the API", error.headers)
+    async def failed(request: Request, error: Exception) -> Response:
+        warn(f"{request.url.path}: {type(error).__name__}: {error}")
+        return error_response(500, "the server failed on this request", "the terminal of the server shows why")
 
-    empty = Route("/favicon.ico", fixed(Response(status_code=204)))
-    return Gate(Starlette(routes=[*routes, empty], exception_handlers={HTTPException: refused}), access, limits)
-
-
-def serve_application(models: Sequence[ServedModel], access: Access, limits: Limits, warn: Warn) -> tuple[Gate, Batcher]:
-    """The application of `discern serve`, and the thread that computes its answers, to be closed at the end."""
-    api = Api(models, limits, warn)
-    script = package_text("page.js", "discern.serve") + package_text("serve.js", "discern.serve")
-    names = " and ".join(model.name for model in models)
-    data = {"models": [model.described() for model in models], "characters": limits.max_characters, "texts": limits.max_texts}
-    html = render_template(
-        "serve.html", package="discern.serve", page={"title": names}, models=models, data=embedded(data), script=script
+    return Starlette(
+        routes=[*routes, Route("/favicon.ico", Response(status_code=204))],
+        middleware=[Middleware(AuthMiddleware, access)],
+        exception_handlers={HTTPException: unknown, DiscernError: refused, ClientDisconnect: vanished, Exception: failed},
     )
 
-    async def documented(request: Request) -> Response:
-        server = str(request.base_url).rstrip("/")  # as the reader wrote it
-        values = {"page": {"title": "API"}, "reference": reference(), "limits": limits, "server": server}
-        return page_response(render_template("api.html", package="discern.serve", **values))
 
-    posts: dict[str, Endpoint] = {
-        "/detect": api.detect,
-        "/fill": api.fill,
-        "/alternatives": api.alternatives,
-        "/score": api.score,
-        "/embed": api.embed,
-        "/predict": api.predict,
-    }
+def serve_application(models: Sequence[ServedModel], access: Access, limits: Limits, warn: Warn) -> tuple[Starlette, Batcher]:
+    """The application of `discern serve`, and the thread that computes its answers, to be closed at the end.
+
+    Args:
+        models: one model or two.
+    """
+    batcher = Batcher()
+
+    async def answer(kind: type[ApiRequest], request: Request) -> Response:
+        parsed = await read_request(request, kind, limits)
+        named = [model for number, model in enumerate(models) if parsed.model in (None, number, model.name)]
+        if not named:
+            names = ", ".join(f"{number} ({model.name})" for number, model in enumerate(models))
+            raise RequestError(422, f"there is no model {parsed.model!r:.60}", hint=f"one of: {names}")
+        model = next((model for model in named if kind.needs not in model.lacks), named[0])
+        if kind.needs in model.lacks:
+            raise RequestError(422, model.lacks[kind.needs], hint="GET /models lists what each model can do")
+        if kind.needs == "fill" and (masks := sum(map(model.filler.masks_in, parsed.items))) > limits.max_masks:
+            raise RequestError(413, f"{masks:,} masks, expected at most {limits.max_masks:,}", hint="send fewer at a time")
+        return JSONResponse(await parsed.answer(model, batcher))
+
+    async def health(_: Request) -> Response:
+        return JSONResponse({"status": "ok", "discern": __version__})
+
+    script = package_text("serve.js", "discern.serve")
+    described = {"models": [model.described() for model in models]}
+    html = render_template(
+        "serve.html",
+        package="discern.serve",
+        page={"title": " and ".join(model.name for model in models)},
+        models=models,
+        requests=REQUESTS,
+        limits=limits,
+        data=described,
+        script=script,
+    )
     routes = [
-        Route("/", fixed(page_response(html, script))),
-        Route("/docs", documented),
-        Route("/openapi.json", fixed(JSONResponse(document(__version__)))),
-        Route("/health", guarded(api.health, warn)),
-        Route("/models", guarded(api.described, warn)),
-        *(Route(path, guarded(endpoint, warn), methods=["POST"]) for path, endpoint in posts.items()),
+        Route("/", page_response(html, script)),
+        Route("/docs", RedirectResponse("/#api")),
+        Route("/openapi.json", JSONResponse(openapi())),
+        Route("/health", health),
+        Route("/models", JSONResponse(described)),
+        *(Route(path, partial(answer, kind), methods=["POST"]) for path, kind in REQUESTS.items()),
     ]
-    return application(routes, access, limits), api.batcher
+    return application(routes, access, warn), batcher

@@ -1,29 +1,64 @@
-"""The HTTP server: its socket, its limits on connections, and its end."""
+"""Where a server listens, who may use it, and its limits. uvicorn does the rest."""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import errno
-import logging
+import hmac
+import ipaddress
+import os
 import secrets
-import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import ClassVar, final
-from urllib.parse import quote
+from pathlib import Path
+from typing import final
+from urllib.parse import quote, unquote, urlsplit
 
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from starlette.requests import Request
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from discern.errors import ConfigError
-from discern.serve.access import Access, Gate, is_loopback
-from discern.serve.limits import Limits
 
-_REFUSED = b"HTTP/1.1 503 Service Unavailable\r\nConnection: close\r\nRetry-After: 1\r\nContent-Length: 0\r\n\r\n"
-_BACKLOG = 2048
-_SPARE_FILES = 200  # that a model, a terminal and Python itself need beside the connections
+_HEADERS = {
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+    "x-frame-options": "DENY",
+    "cache-control": "no-store",
+}
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a server.
+
+    Attributes:
+        max_body_bytes, max_masks: sizes of a request. In a long text, each mask is predicted from a window of its own.
+        max_connections: open connections, each with one request at most, from which on requests are refused.
+        stop_seconds: time for open requests to end when the server stops.
+    """
+
+    max_body_bytes: int = 1 << 18
+    max_masks: int = 1024
+    max_connections: int = 512  # within the usual limit on open files, which is 1024
+    stop_seconds: int = 5
+
+
+@dataclass(frozen=True)
+class Access:
+    """Who may use a server.
+
+    Attributes:
+        names: host names under which it may be asked for; IP addresses are always allowed, because a page from elsewhere that
+            makes a browser ask this server (DNS rebinding) needs a name.
+        token: secret that every request must carry; None: no secret is needed.
+    """
+
+    names: frozenset[str] = frozenset({"localhost"})
+    token: str | None = None
 
 
 @final
@@ -43,7 +78,7 @@ class Address:
     @property
     def url(self) -> str:
         """The address to open in a browser; with the token, if one is needed."""
-        host = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(self.host, self.host)
+        host = socket.gethostname() if self.host in ("0.0.0.0", "::") else self.host
         host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.port}/" + (f"?token={quote(self.access.token, safe='')}" if self.access.token else "")
 
@@ -60,150 +95,108 @@ def bind(host: str, port: int, *, names: tuple[str, ...] = (), token: str | None
     Raises:
         ConfigError: the port is in use, or the address cannot be listened on.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-    except OSError as problem:
+    except OSError as error:
         listening.close()
-        if problem.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} is in use on {host}", hint=f"--port {port + 1}, or --port 0 for any free port"
-            ) from None
-        if problem.errno in (errno.EACCES, errno.EPERM):
-            raise ConfigError(f"this user may not listen on port {port}", hint="--port 8765, or any other above 1023") from None
-        raise ConfigError(f"cannot listen on {host}: {problem.strerror or problem}", hint="--host 127.0.0.1") from None
-    alone = is_loopback(host)
-    known = {"localhost", *names} if alone else {"localhost", socket.gethostname(), socket.getfqdn(), *names}
-    chosen = token if alone else token or secrets.token_urlsafe(24)
-    return Address(listening, host, listening.getsockname()[1], Access(frozenset(known), chosen))
+        if error.errno == errno.EADDRINUSE:
+            hint = f"--port {port + 1}, or --port 0 for any free port"
+            raise ConfigError(f"port {port} is in use on {host}", hint=hint) from None
+        hint = "--host 127.0.0.1 --port 8765"
+        raise ConfigError(f"cannot listen on {host}, port {port}: {error.strerror or error}", hint=hint) from None
+    bound, port = listening.getsockname()[:2]
+    if ipaddress.ip_address(bound).is_loopback:
+        return Address(listening, host, port, Access(frozenset({"localhost", *names})))
+    known = {"localhost", socket.gethostname(), socket.getfqdn(), *names}
+    return Address(listening, host, port, Access(frozenset(known), token or secrets.token_urlsafe(24)))
 
 
-class GuardedProtocol(H11Protocol):
-    """A connection that is closed if its client is slow: with a request, with reading the answer, or for lack of a request."""
-
-    limits: ClassVar[Limits] = Limits()
-    watch_seconds: ClassVar[float] = 1.0
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._since = self._read_at = self.loop.time()
-        self._unread = 0
-        self._watched: object = None
-        self._timer: asyncio.TimerHandle | None = None
-        if len(self.connections) > self.limits.max_connections:
-            transport.write(_REFUSED)
-            transport.close()
-            return
-        self._timer = self.loop.call_later(self.watch_seconds, self._watch)
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        """Close the connection if its client keeps it waiting; otherwise look again later."""
-        now, unread = self.loop.time(), self.transport.get_write_buffer_size()
-        if not unread or unread < self._unread:
-            self._read_at = now
-        self._unread = unread
-        if self.cycle is not self._watched:  # a new request: the time before it was nobody's
-            self._watched, self._since = self.cycle, now
-        answering = self.cycle is not None and not self.cycle.response_complete and not self.cycle.more_body
-        if answering or unread:
-            self._since = now
-        limits = self.limits
-        if now - self._since > limits.request_seconds or now - self._read_at > limits.stalled_seconds:
-            # Not `close`, which would wait until the client has read everything.
-            self.transport.abort()
-            return
-        self._timer = self.loop.call_later(self.watch_seconds, self._watch)
-
-
-@final
-class Handle:
-    """A running server, to be stopped from any thread."""
-
-    def __init__(self, server: uvicorn.Server, loop: asyncio.AbstractEventLoop) -> None:
-        self._server, self._loop = server, loop
-
-    def stop(self) -> None:
-        """Let open requests end, for a few seconds; at the second call, no more."""
-        self._loop.call_soon_threadsafe(self._stop)
-
-    def _stop(self) -> None:
-        self._server.force_exit = self._server.should_exit
-        self._server.should_exit = True
-
-
-def run(app: Gate, address: Address, limits: Limits, started: Callable[[Handle], None]) -> None:
+def run(app: ASGIApp, address: Address, limits: Limits, started: Callable[[uvicorn.Server], None]) -> None:
     """Serve until SIGINT or SIGTERM; then let open requests end, for a few seconds, and return.
 
     Args:
-        started: called when connections are accepted.
+        started: called when connections are accepted, with the server; its `should_exit` stops it.
     """
-    chosen = limits.max_connections
-
-    class Protocol(GuardedProtocol):
-        pass
-
-    Protocol.limits = Limits(**{**vars(limits), "max_connections": min(chosen, _files() - _SPARE_FILES)})
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # it would print every accept that fails for lack of files
     config = uvicorn.Config(
         app,
-        http=Protocol,
+        http="h11",
         ws="none",
         lifespan="off",
         log_config=None,
         log_level="critical",
         access_log=False,
         server_header=False,
-        backlog=_BACKLOG,
-        timeout_keep_alive=10,
-        timeout_graceful_shutdown=max(1, round(limits.stop_seconds)),
+        headers=list(_HEADERS.items()),
+        limit_concurrency=limits.max_connections,
+        timeout_graceful_shutdown=limits.stop_seconds,
         h11_max_incomplete_event_size=1 << 14,
     )
-    asyncio.run(_serve(_Server(config), address.listening, started))
+    server = uvicorn.Server(config)
+    address.listening.listen(config.backlog)
+    started(server)
+    with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again when it has stopped
+        server.run([address.listening])
 
 
-class _Server(uvicorn.Server):
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave signals to `_serve`: the library would raise them again after a graceful end."""
-        yield
+def error_response(status: int, message: str, hint: str | None = None, **headers: str) -> Response:
+    """An error as JSON: `{"error": {"message": ..., "hint": ...}}`."""
+    return JSONResponse({"error": {"message": message, "hint": hint or ""}}, status, headers)
 
 
-async def _serve(server: _Server, listening: socket.socket, started: Callable[[Handle], None]) -> None:
-    loop = asyncio.get_running_loop()
-    handle = Handle(server, loop)
-    for number in (signal.SIGINT, signal.SIGTERM):
-        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not the main thread, or Windows
-            loop.add_signal_handler(number, handle.stop)
+@final
+class AuthMiddleware:
+    """Refuses requests under unknown host names, from pages of other sites, or without the token."""
 
-    async def tell() -> None:
-        while not server.started:
-            await asyncio.sleep(0.01)
-        started(handle)
+    def __init__(self, app: ASGIApp, access: Access) -> None:
+        self._app, self._token = app, access.token
+        self._names = {name.lower() for name in access.names}
 
-    telling = asyncio.ensure_future(tell())
-    try:
-        await server.serve(sockets=[listening])
-    finally:
-        telling.cancel()
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await (self._refusal(Request(scope)) or self._app)(scope, receive, send)
+
+    def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that may not pass; None if it may."""
+        host, origin = request.headers.get("host", ""), request.headers.get("origin")
+        if not self._is_known(host):
+            hint = "to allow another name, start the server with --name NAME"
+            return error_response(403, "this server is not reached under that name", hint)
+        if origin not in (None, f"http://{host}", f"https://{host}"):
+            return error_response(403, "pages of other sites may not use this server")
+        if self._token is None or request.scope["path"] == "/health":
+            return None
+        # With the port: browsers send the cookies of one port to all others of the machine.
+        cookie = f"discern_token_{request.scope['server'][1]}"
+        bearer = request.headers.get("authorization", "").partition(" ")[2].strip()
+        if self._is_token(bearer) or self._is_token(unquote(request.cookies.get(cookie, ""))):
+            return None
+        # The address that the command prints has the token; the browser keeps it as a cookie, and the address loses it.
+        if request.method == "GET" and self._is_token(request.query_params.get("token", "")):
+            redirect = RedirectResponse(request.scope["path"], 303)
+            redirect.set_cookie(cookie, quote(self._token, safe=""), httponly=True, samesite="strict")
+            return redirect
+        hint = "open the address that the command printed, or send the header 'Authorization: Bearer TOKEN'"
+        return error_response(401, "this server needs its token", hint, **{"www-authenticate": "Bearer"})
+
+    def _is_known(self, host: str) -> bool:
+        try:
+            name = urlsplit(f"//{host}").hostname or ""  # in lower case
+            return name in self._names or bool(ipaddress.ip_address(name))
+        except ValueError:
+            return False
+
+    def _is_token(self, given: str) -> bool:
+        return hmac.compare_digest(given.encode(), (self._token or "").encode())
 
 
-def _files() -> int:
-    """Number of files that this process may open, after raising the limit as far as it goes, to a few thousand."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return 1 << 16
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = 8192 if hard == resource.RLIM_INFINITY else min(8192, hard)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return 1 << 16 if soft == resource.RLIM_INFINITY else soft
+def short_names(folders: Sequence[Path]) -> list[str]:
+    """The name of each folder, after as many parents as are needed to tell it from the others: "small/rtd", "large/rtd"."""
+    paths = [Path(os.path.abspath(folder)).parts for folder in folders]
+    names = []
+    for parts in paths:
+        length = 1
+        while length < len(parts) and any(other[-length:] == parts[-length:] for other in paths if other != parts):
+            length += 1
+        names.append(Path(*parts[-length:]).as_posix())
+    return names

@@ -11,8 +11,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
+from discern.models.layers import Dropout
 from discern.tasks.base import LossAndOutputs, TaskHead
 from discern.tasks.features import TaskRows
 from discern.types import TokenBatch

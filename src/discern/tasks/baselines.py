@@ -18,9 +18,9 @@ import numpy as np
 
 from discern.data.batching.stream import derive_key, permute
 from discern.data.tokenizer.words import UNSPACED
+from discern.errors import counted
 from discern.tasks.base import ClassificationExample, Labels, Prediction, QuestionExample, TaggingExample, Task
 from discern.tasks.tags import Scheme, convert
-from discern.wording import counted
 
 E = TypeVar("E")
 

@@ -20,8 +20,8 @@ from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Table
 from discern.errors import DataError, nearest
 from discern.models.config import ModelConfig
-from discern.models.fused_ops import Dropout
 from discern.models.heads import NGrams, PairStates, PredictionLayers, mean_state
+from discern.models.layers import Dropout
 from discern.tasks.base import (
     ClassificationExample,
     Definition,

@@ -34,7 +34,7 @@ from discern.data.tables import (
     suffix_of,
     texts_of,
 )
-from discern.errors import ConfigError, DataError, did_you_mean
+from discern.errors import ConfigError, DataError, counted, did_you_mean
 from discern.tasks.base import (
     ClassificationExample,
     Label,
@@ -47,7 +47,6 @@ from discern.tasks.base import (
 )
 from discern.tasks.readers.conll import read_conll
 from discern.tasks.readers.questions import with_answers
-from discern.wording import counted
 
 Family = Literal["classification", "tagging", "questions"]
 LabelKind = Literal["label", "labels", "number"]

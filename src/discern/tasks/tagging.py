@@ -17,10 +17,10 @@ from torch.nn import functional as F
 from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Table
 from discern.data.tokenizer.words import UNSPACED
-from discern.errors import DataError, did_you_mean
+from discern.errors import DataError, counted, did_you_mean
 from discern.models.config import ModelConfig
-from discern.models.fused_ops import Dropout
 from discern.models.heads import PredictionLayers
+from discern.models.layers import Dropout
 from discern.tasks.base import (
     Definition,
     Labels,
@@ -43,7 +43,6 @@ from discern.tasks.metrics import span_scores, tag_accuracy
 from discern.tasks.rows import read_tags, tagging_rows
 from discern.tasks.tags import Scheme, convert, detect_scheme, is_span_tag, join_tag, spans_of, split_tag, tags_of
 from discern.types import TokenBatch
-from discern.wording import counted
 
 _TAG_COLUMN = "--tags COLUMN"
 NO_WORD = -1

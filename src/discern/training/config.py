@@ -1,16 +1,43 @@
-"""Settings of the optimizer and of the loop."""
+"""Sections [optimizer] and [train], the schedules that they describe, and the configuration of a pre-training run."""
 
 from __future__ import annotations
 
-from typing import Literal
+import math
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, SerializeAsAny, field_validator, model_validator
 
-from discern.config.resolve import Resolution
-from discern.config.schedule import RunPoint, SizeSchedule, check_schedule
-from discern.config.schema import OTHER_NAME, Section
-from discern.training.metrics_log import TrackerName
+from discern.config.resolve import Resolution, Resolved, Settings, collect, preset_names, read_file, resolve
+from discern.config.schema import (
+    OTHER_NAME,
+    MixtureSchedule,
+    RunPoint,
+    ScheduleSegment,
+    Section,
+    SizeSchedule,
+    Variant,
+    check_schedule,
+    diff,
+    flatten,
+    last_point,
+    to_step,
+    to_steps,
+    toml_value,
+)
+from discern.data.config import DataConfig
+from discern.errors import ConfigError
+from discern.models import encoders
+from discern.models.config import ModelConfig, build_config, config_class
+from discern.models.layers import Embeddings
+from discern.objectives import objectives
+from discern.objectives.config import ObjectiveConfig
 
+TrackerName = Literal["none", "wandb", "trackio"]
 NO_STEP_LIMIT = 1_000_000_000
 """`train.max_steps` of a run that is limited by its time budget only."""
 
@@ -152,3 +179,335 @@ def limit_micro_batch(work: Resolution) -> None:
     micro, rows = work.value("train.micro_batch_size"), work.value("train.sequences_per_step")
     if micro is not None and micro > rows:
         work.set_value("train.micro_batch_size", rows, "at most train.sequences_per_step")
+
+
+_LONGEST_WARMUP = 0.1  # of the time budget
+
+
+def learning_rate(config: OptimizerConfig, step: int, length: int, time_used: float | None = None) -> float:
+    """Return the learning rate of update number `step`, counted from 0.
+
+    'linear' rises during the warm-up, reaches its peak at the last warm-up step and falls to zero at the end. 'released'
+    multiplies warm-up and decay, so that its peak is slightly lower and the very first update has rate 0. 'wsd' stays at its
+    peak until the decay begins, `decay_length` steps before the end.
+
+    Args:
+        length: number of updates that the schedule spans.
+        time_used: fraction of the time budget that is used; None without a time budget. The decay follows
+            whichever has progressed further, the steps or the time, and ends when either of them ends. The warm-up ends after a
+            tenth of the time at the latest: how many steps fit into the time was not known when its length was chosen.
+
+    Reference: Clark et al. 2020, table 6; google-research/electra, optimization.py for 'released'; Haegele et al. 2024, "Scaling
+    laws and compute-optimal training beyond fixed training durations", for 'wsd'.
+    """
+    done = min(1.0, max(step / length, time_used or 0.0))
+    warmup_steps = to_step(config.warmup_steps, length)
+    warmup, by_time = max(warmup_steps, 1), (time_used or 0.0) / _LONGEST_WARMUP
+    if config.schedule == "released":
+        rise = min(1.0, max(step / warmup, by_time))
+        return float(config.learning_rate * rise * (1 - done))
+    rise = min(1.0, max((step + 1) / warmup, by_time))
+    if config.schedule == "constant":
+        return config.learning_rate * rise
+    if config.schedule == "wsd":
+        decay = decay_length(config, length)
+        # Counted in steps where the steps decide, so that the rate depends on the distance to the end only, not on the length:
+        # a decay from a checkpoint then equals that of a run which was as long from the start, bit for bit.
+        progress = (step - (length - decay)) / decay
+        if time_used is not None:
+            progress = max(progress, (time_used - 1) * length / decay + 1)
+        return config.learning_rate * rise * (1 - math.sqrt(min(max(progress, 0.0), 1.0)))
+    # The decay begins where the warm-up ends. Under a time budget that fraction of the run is unknown, so it begins at once.
+    warm = min(warmup_steps / length, 1.0) if time_used is None else 0.0
+    fall = min(1.0, (1 - done) / (1 - warm)) if warm < 1 else 1.0
+    return float(config.learning_rate * rise * fall)
+
+
+def decay_length(config: OptimizerConfig, length: int) -> int:
+    """Number of steps over which 'wsd' decays, at the end of a run of `length` steps."""
+    steps = config.decay_fraction * length if config.decay_steps is None else to_step(config.decay_steps, length)
+    return min(max(round(steps), 1), length)
+
+
+def overlap(config: OptimizerConfig, length: int) -> str | None:
+    """What is wrong if warm-up and decay of 'wsd' do not fit into `length` steps; otherwise None."""
+    warmup, decay = to_step(config.warmup_steps, length), decay_length(config, length)
+    if config.schedule != "wsd" or length == 1 or warmup + decay <= length:
+        return None
+    return f"a warm-up of {warmup:,} steps and a decay of {decay:,} need more than the {length:,} steps of train.max_steps"
+
+
+@dataclass(frozen=True)
+class StepSizes:
+    """The sizes of all steps of a run.
+
+    Attributes:
+        segments: in order, the first from step 0; the last one has no end.
+    """
+
+    segments: Sequence[ScheduleSegment]
+
+    def at(self, step: int) -> ScheduleSegment:
+        """The segment that a step belongs to."""
+        return self.segments[bisect_right(self.segments, step, key=lambda segment: segment.first) - 1]
+
+    def examples_before(self, step: int) -> int:
+        """Rows read before a step."""
+        segment = self.at(step)
+        return segment.examples + (step - segment.first) * segment.rows
+
+    def positions_before(self, step: int) -> int:
+        """Positions read before a step."""
+        segment = self.at(step)
+        return segment.positions + (step - segment.first) * segment.rows * segment.length
+
+    def changes_at(self, step: int) -> bool:
+        """Whether the size of the step differs from that of the step before."""
+        return step > 0 and self.at(step).first == step
+
+
+def step_sizes(train: TrainConfig, data: DataConfig) -> StepSizes:
+    """The sizes of all steps of a run. A step has as many whole rows as fit into its tokens.
+
+    Raises:
+        ValueError: a row does not fit into the tokens of an update.
+    """
+    batch: SizeSchedule = to_steps(train.batch_schedule, train.max_steps)
+    lengths: SizeSchedule = to_steps(data.length_schedule, train.max_steps)
+    mixture: MixtureSchedule = to_steps(data.mixture, train.max_steps) or ((0, ()),)
+    batch = batch or ((0, train.sequences_per_step * data.sequence_length),)
+    lengths = lengths or ((0, data.sequence_length),)
+    sizes = StepSizes(())
+    schedules: tuple[Any, ...] = batch, lengths, mixture
+    for first in sorted({first for schedule in schedules for first, _ in schedule}):
+        tokens, length, weights = (next(value for begin, value in reversed(one) if begin <= first) for one in schedules)
+        rows = tokens // length
+        if rows < 1:
+            raise ValueError(
+                f"from step {first:,} on, an update of {tokens:,} tokens cannot hold a row of {length:,}; set larger numbers of "
+                "tokens in train.batch_schedule, or shorter rows in data.length_schedule"
+            )
+        last = sizes.segments[-1] if sizes.segments else None
+        if last is None or (rows, length, weights) != (last.rows, last.length, last.weights):
+            before = (sizes.examples_before(first), sizes.positions_before(first)) if first else (0, 0)
+            sizes = StepSizes((*sizes.segments, ScheduleSegment(first, rows, length, *before, weights)))
+    return sizes
+
+
+_SEGMENTS_OF_TWO_PARTS = 3  # text and A, B, [CLS]
+
+
+class PretrainConfig(Section):
+    """All settings that determine what a pre-training run computes, apart from its data set."""
+
+    data: DataConfig = Field(default_factory=DataConfig)
+    model: SerializeAsAny[ModelConfig] = Field(default_factory=build_config)
+    objective: SerializeAsAny[ObjectiveConfig]
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    train: TrainConfig = Field(default_factory=TrainConfig)
+
+    @field_validator("objective", mode="before")
+    @classmethod
+    def _by_name(cls, value: Any) -> Any:
+        """The objective's own configuration class, found by its name."""
+        if isinstance(value, dict) and "name" in value:
+            return objectives.load(value["name"]).Config.model_validate(value)
+        return value
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _by_encoder(cls, value: Any) -> Any:
+        """The encoder's own configuration class, found by its name."""
+        return build_config(value) if isinstance(value, dict) else value
+
+    @model_validator(mode="after")
+    def _rows_suit(self) -> PretrainConfig:
+        """Check that rows, encoder, objective and batch are compatible."""
+        data, train = self.data, self.train
+        sizes = step_sizes(train, data)
+        for length in sorted({segment.length for segment in sizes.segments}):
+            self.objective.check(data.at_length(length), self.model)
+        encoder: Any = encoders.load(self.model.encoder)
+        if data.packing == "two-part" and data.reversed_rows and not encoder.reads_backwards:
+            raise ValueError(
+                f"half of the rows of data.packing 'two-part' run backwards, which model.encoder '{self.model.encoder}' does "
+                "not support; set data.reversed_rows=false"
+            )
+        has_table, types = issubclass(encoder.embeddings_class, Embeddings), self.model.num_token_types
+        if data.packing == "two-part" and has_table and types < _SEGMENTS_OF_TWO_PARTS:
+            raise ValueError(
+                f"rows of data.packing 'two-part' have {_SEGMENTS_OF_TWO_PARTS} segments, but model.num_token_types is {types}; "
+                f"set model.num_token_types={_SEGMENTS_OF_TWO_PARTS}"
+            )
+        # Rows of a step that are read in order are slots.
+        for segment in sizes.segments if self.objective.reads_in_order else ():
+            rows, micro = segment.rows, train.micro_batch_size
+            what = f"{rows} rows of {segment.length} in an update (train.sequences_per_step, or the schedules)"
+            if data.reversed_rows and rows % 2:
+                raise ValueError(
+                    f"{what} cannot be split into equally many forward and backward slots; set an even number, or "
+                    "data.reversed_rows=false"
+                )
+            if micro is not None and rows % min(rows, micro * data.sequence_length // segment.length):
+                raise ValueError(f"{what} are not a multiple of train.micro_batch_size {micro}; set one that divides them")
+        return self
+
+
+def load_pretrain_config(
+    file: Path | None, preset: str | None, overrides: Sequence[str] = (), *, earlier: PretrainConfig | None = None
+) -> Resolved[PretrainConfig]:
+    """Resolve a configuration: preset, then file (or the `config.toml` of a run folder), then `--set`.
+
+    Args:
+        file: a TOML file, or the folder of a run.
+        preset: name of a preset to start from.
+        overrides: values of `--set`: "train.max_steps=1000".
+        earlier: as for `resolve_pretrain_config`.
+
+    Raises:
+        ConfigError: there is no configuration to start from, or it is invalid; the message lists all problems.
+    """
+    return resolve_pretrain_config(collect(preset, file, overrides), earlier=earlier)
+
+
+def read_written_config(path: Path) -> PretrainConfig:
+    """Read a configuration that discern wrote into the folder of a run or an export.
+
+    Raises:
+        ConfigError: it is missing or damaged; the message names the file.
+    """
+    settings = read_file(path)
+    try:
+        return resolve_pretrain_config(settings, may_end_early=True).config
+    except ConfigError as problem:
+        hint = "copy the file again from where the folder came from"
+        raise ConfigError(f"{path} is damaged: {problem.message}", hint=hint) from problem
+
+
+def resolve_pretrain_config(
+    settings: Settings, *, earlier: PretrainConfig | None = None, may_end_early: bool = False
+) -> Resolved[PretrainConfig]:
+    """Resolve settings that are already collected. Fractions of the run become steps.
+
+    Args:
+        earlier: configuration of the run that is resumed, which keeps the steps that fractions became when it started.
+        may_end_early: accept steps beyond the end of the run, as for a run that is resumed or continues another one.
+
+    Raises:
+        ConfigError: they are invalid; the message lists all problems.
+    """
+    adjust = partial(_adjust, earlier=earlier, may_end_early=may_end_early or earlier is not None)
+    return resolve(PretrainConfig, settings, _VARIANTS, adjust)
+
+
+def differences(left: str, right: str) -> list[tuple[str, Any, Any]]:
+    """The keys in which two configurations differ, with both values; `ABSENT` where one has no such key.
+
+    Args:
+        left: a preset, a TOML file or the folder of a run.
+        right: the same.
+    """
+    return diff(_named(left).config, _named(right).config)
+
+
+def _named(name: str) -> Resolved[PretrainConfig]:
+    """The configuration of a preset, a file or a run."""
+    is_preset = name in preset_names() or not (Path(name).exists() or "/" in name or name.endswith(".toml"))
+    return load_pretrain_config(None, name) if is_preset else load_pretrain_config(Path(name), None)
+
+
+RUN_POINTS = (
+    "optimizer.warmup_steps",
+    "optimizer.decay_steps",
+    "train.batch_schedule",
+    "data.length_schedule",
+    "data.mixture",
+    "objective.mask_probability_steps",
+    "objective.temperature_steps",
+    "objective.freeze_generator_at",
+    "objective.generator_warmup_steps",
+    "objective.two_stage_steps",
+)
+"""Settings that are points in a run, or lists of points with values."""
+_BEFORE_THE_END = ("warmup_steps", "freeze_generator_at", "two_stage_steps")
+"""Names of those after which steps have to follow; the others may be the end of the run."""
+
+
+def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: bool) -> None:
+    """Change the settings that follow from others, and refuse the user's where they contradict each other."""
+    user_set = work.user_set
+
+    # The size of a step is that of the schedule's last segment. A size that the user sets turns the schedule of a preset off.
+    for scheduled, size in (
+        ("data.length_schedule", "data.sequence_length"),
+        ("train.batch_schedule", "train.sequences_per_step"),
+    ):
+        schedule, value = work.value(scheduled), work.value(size)
+        if not schedule:
+            continue
+        last = schedule[-1][1] // (1 if scheduled.startswith("data") else work.value("data.sequence_length"))
+        if last == value:
+            continue
+        if scheduled in user_set and size in user_set:
+            hint = f"leave out {size}, or --set {scheduled}=[] for the same size throughout"
+            work.refuse(scheduled, f"ends with {last:,}, but {size} is {value:,}; expected the same", hint)
+        elif scheduled not in user_set and (size in user_set or last < 1):
+            work.set_value(scheduled, (), f"off because of {size}")
+        elif last >= 1:
+            work.set_value(size, last, f"the last of {scheduled}")
+
+    # Rows have to fit into the table of positions, micro-batches into the batch.
+    length, positions = work.value("data.sequence_length"), work.value("model.max_positions")
+    encoder = encoders.load(work.value("model.encoder"))
+    if length > positions and encoder.limits_positions(lambda name: work.value(f"model.{name}")):
+        by_user = [key for key in ("data.sequence_length", "data.length_schedule") if key in user_set]
+        if by_user:
+            hint = f"--set data.sequence_length={positions}, or --set model.max_positions={length}"
+            work.refuse(by_user[0], f"is {length}, beyond model.max_positions, which is {positions}", hint)
+        else:
+            work.set_value("data.length_schedule", (), "off because of model.max_positions")
+            work.set_value("data.sequence_length", positions, "at most model.max_positions")
+    limit_micro_batch(work)
+
+    # Fractions of the run become steps, which have to lie within it.
+    steps, hours = work.value("train.max_steps"), work.value("train.max_hours")
+    if hours is not None and work.value("optimizer.decay_steps") is not None:
+        if "optimizer.decay_steps" in user_set:
+            unknown = "but the number of steps that train.max_hours allows is not known in advance"
+            work.refuse("optimizer.decay_steps", f"is set, {unknown}", "set optimizer.decay_fraction instead, for example 0.2")
+        else:
+            work.set_value("optimizer.decay_steps", None, "off because of train.max_hours")
+    started = {} if earlier is None else flatten(earlier)
+    for key in RUN_POINTS:
+        value = work.value(key)
+        if key == "objective.two_stage_steps" and work.value("objective.algorithm") != "two-stage":
+            continue  # its default is a fraction
+        resolved = to_steps(value, steps)
+        if resolved != value:
+            if hours is not None and not key.startswith("optimizer."):
+                unknown = "and the number of steps that train.max_hours allows is not known in advance"
+                work.refuse(key, f"has a fraction of the run, {unknown}", "leave out train.max_hours, or give steps")
+                continue
+            resolved = started.get(key, resolved)
+            work.set_value(key, resolved, f"{toml_value(value)} of train.max_steps")
+        if key == "optimizer.decay_steps":  # checked together with the warm-up
+            continue
+        last = last_point(resolved)
+        if (
+            may_end_early
+            or hours is not None
+            or last <= 1
+            or last < steps
+            or (last == steps and not key.endswith(_BEFORE_THE_END))
+        ):
+            continue
+        hint = f"give fractions of the run below 1, or --set train.max_steps={2 * last}"
+        work.refuse(key, f"names step {last:,}, which is not within the {steps:,} steps of train.max_steps", hint)
+    if hours is None and (problem := overlap(work.parts["optimizer"], steps)) and not work.problems:
+        work.refuse("optimizer.warmup_steps", f"and decay do not fit: {problem}", "--set optimizer.warmup_steps=0.1, for example")
+
+
+_VARIANTS = {
+    "model": Variant("encoder", config_class, encoders.names, "encoder"),
+    "objective": Variant("name", lambda name: objectives.load(name).Config, objectives.names, "objective"),
+}

@@ -28,8 +28,7 @@ from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError, DiscernError, RanksError
 from discern.training.config import TrainConfig
 from discern.training.heartbeat import LEAVES_THE_REPORT, LOST_HINT, Heartbeat, Member
-from discern.training.interrupt import stop_on_signals
-from discern.training.rank_environment import heartbeat_timeout, rank_environment, ranks_timeout
+from discern.training.process import heartbeat_timeout, rank_environment, ranks_timeout, stop_on_signals
 
 # Rank 0 may predict large files or write to a slow disk while the others wait.
 LONGEST_WORK = timedelta(hours=24)

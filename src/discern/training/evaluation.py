@@ -11,12 +11,12 @@ import torch
 from discern.corruption.randomness import Randomness, key_of
 from discern.data.batching.mixture import HeldoutMixture
 from discern.data.batching.stream import RowStream
-from discern.models.unpadding import span_obstacle
+from discern.models.attention import span_obstacle
 from discern.objectives.base import Objective
 from discern.progress import Progress
 from discern.training.distributed import Ranks
-from discern.training.metrics_log import BY_SOURCE, add_held_out
-from discern.training.precision import autocast
+from discern.training.execution import autocast
+from discern.training.metrics import BY_SOURCE, add_held_out
 from discern.types import CorruptedBatch, StepOutput, with_spans
 
 # The same corruption for every run and every step, so that metrics differ only because the networks do.

@@ -21,12 +21,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.benchmark import Timer
 
-from discern.models.attention import SelfAttention
+from discern.models.attention import SelfAttention, Unpadding
 from discern.models.base import Encoder
-from discern.models.flops import module_flops
-from discern.models.unpadding import Unpadding
+from discern.models.layers import module_flops
 from discern.objectives.base import ForwardPass, Objective, Phase
-from discern.training.schedule import StepSizes
+from discern.training.config import StepSizes
 
 # Operations per element.
 _DROPOUT, _LAYER_NORM, _ACTIVATION, _SOFTMAX = 4, 5, 8, 5

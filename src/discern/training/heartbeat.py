@@ -24,7 +24,7 @@ from pathlib import Path
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from discern.errors import DiscernError
-from discern.training.rank_environment import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, launched_here, ranks_timeout
+from discern.training.process import HEARTBEAT_VARIABLE, TIMEOUT_VARIABLE, launched_here, ranks_timeout
 
 _INTERVAL = 1.0  # seconds between two numbers
 _MOMENT = 5.0  # seconds in which a process that is alive certainly writes another number

@@ -27,17 +27,33 @@ from discern.errors import CheckpointError, DataError, DiscernError, NumericsErr
 from discern.objectives.base import Phase
 from discern.storage.files import write_text
 from discern.training import evaluation
-from discern.training.compilation import eager_evaluation
+from discern.training.config import learning_rate
 from discern.training.distributed import lacks_memory, out_of_memory, peak_memory
-from discern.training.interrupt import agree_to_stop
-from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeans, StepMeter, Work, device_clock
-from discern.training.metrics_log import BY_SOURCE, add_held_out
+from discern.training.execution import autocast, eager_evaluation, emulation_warning
+from discern.training.metrics import (
+    NonFiniteGuard,
+    StepCounters,
+    StepMeans,
+    StepMeter,
+    Work,
+    add_held_out,
+    device_clock,
+    headlines,
+)
 from discern.training.optimizer import Optimizer, clip_gradients, counts_by_rule, counts_text
-from discern.training.precision import autocast, emulation_warning
 from discern.training.prefetch import Feed, LocalBatch
-from discern.training.replica import Replica, average_warning, averaged, build_replica
-from discern.training.schedule import learning_rate
-from discern.training.state import EarlyStopping, Moments, State, TrainContext, save_checkpoint
+from discern.training.process import agree_to_stop
+from discern.training.state import (
+    EarlyStopping,
+    Moments,
+    Replica,
+    State,
+    TrainContext,
+    average_warning,
+    averaged,
+    build_replica,
+    save_checkpoint,
+)
 
 _EVALUATED_ROWS = 32
 
@@ -317,7 +333,7 @@ def evaluate(context: TrainContext, state: State, moments: Moments) -> dict[str,
         )
     if context.metrics_log is not None:
         context.metrics_log.write_examples(state.step, examples.rows)
-    context.progress.note(f"step {state.step}: held out {_summary(metrics)}")
+    context.progress.note(f"step {state.step}: held out {_summary(headlines(metrics))}")
     if context.health_monitor is not None:
         for warning in context.health_monitor.notes(state.step, metrics, embedding_norm(context.objective)):
             context.progress.note(warning)
@@ -432,4 +448,4 @@ def _stop_at_nonfinite(
 
 
 def _summary(metrics: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items() if name != BY_SOURCE)
+    return ", ".join(f"{name} {value:.4f}" for name, value in metrics.items())

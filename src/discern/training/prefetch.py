@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from discern.corruption.randomness import Randomness
-from discern.models.unpadding import span_obstacle
+from discern.models.attention import span_obstacle
 from discern.training.state import TrainContext
 from discern.types import CorruptedBatch, TokenBatch, map_tensors, with_spans
 

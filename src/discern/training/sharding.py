@@ -41,12 +41,10 @@ from discern.storage.checksums import checksum
 from discern.storage.files import sync_file
 from discern.training import checkpoint
 from discern.training.checkpoint import AVERAGE_FILE, CARRY_FILE, MODEL_FILE, OPTIMIZER_FILE, load_model_tensors, model_tensors
-from discern.training.compilation import compile_encoders
 from discern.training.distributed import LONGEST_WORK
-from discern.training.optimizer import Optimizer, parameter_groups
-from discern.training.replica import Replica, update_average
-from discern.training.state import State, TrainContext, described_state
-from discern.training.update_rules import full_tensor, local, local_part
+from discern.training.execution import compile_encoders
+from discern.training.optimizer import Optimizer, full_tensor, local, local_part, parameter_groups
+from discern.training.state import Replica, State, TrainContext, described_state, update_average
 
 
 class ShardedReplica(Replica):

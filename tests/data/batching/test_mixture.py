@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from discern.config.schedule import ScheduleSegment
+from discern.config.schema import ScheduleSegment
 from discern.data.batching.mixture import HeldoutMixture, MixedStream, parse_sources, source_names
 from discern.data.batching.rows import scheduled_rows, training_rows
 from discern.data.config import DataConfig

@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from discern.data.tokenizer import encoding as module
-from discern.data.tokenizer import load_tokenizer
+from discern.data.tokenizer import encoding as module, load_tokenizer
 from discern.data.tokenizer.encoding import DocumentEncoder, token_dtype
 from tests.data.small_text import made_up, write_vocabulary
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import get_args
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from discern.data.executors import ProcessExecutor

@@ -7,14 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from tokenizers import AddedToken, Tokenizer
 
 from discern.data.sources.corpus import Corpus
 from discern.data.sources.documents import CorpusOptions, ProblemLog
-from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, load_tokenizer, prepared
-from discern.data.tokenizer import encoding as module
+from discern.data.tokenizer import SPECIAL_TOKENS, bert_wordpiece, encoding as module, load_tokenizer, prepared
 from discern.data.tokenizer.encoding import WordCache
 
 LETTERS = [*"abcdefghijklmnopqrstuvwxyzàéïßΣσς中文漢0123456789!?'-[]._", "the", "cat", "mask", "MASK", "ä", "i̇"]

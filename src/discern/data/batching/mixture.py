@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from discern.config.schedule import ScheduleSegment
+from discern.config.schema import ScheduleSegment
 from discern.data.batching.stream import Integers, RowStream, join_batches
 from discern.data.config import DataConfig
 from discern.data.dataset.shards import TokenData

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from discern.config.schedule import ScheduleSegment
+from discern.config.schema import ScheduleSegment
 from discern.data.batching.mixture import MixedStream, weights_by_size
 from discern.data.batching.segments import ExampleStream, PackedRows, SegmentRows
 from discern.data.batching.stream import RowStream

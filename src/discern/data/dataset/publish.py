@@ -20,7 +20,7 @@ from discern.data.dataset.manifest import (
 )
 from discern.errors import ConfigError
 from discern.storage.checksums import CHECKSUMS_NAME, checksum, recording, write_recorded
-from discern.storage.output import OutputFolder, StagedFolder, listed
+from discern.storage.files import OutputFolder, StagedFolder, listed
 
 _SHARD = re.compile(r"(train|heldout)-\d{5,}\.(tokens|documents|sentences|words)")
 

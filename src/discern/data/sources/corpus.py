@@ -26,7 +26,7 @@ from discern.data.sources.formats import ReadContext, hub_documents, read_stream
 from discern.data.sources.streams import blocks, naming, opened
 from discern.errors import DataError, DiscernError
 from discern.progress import Progress
-from discern.storage.output import is_kept_whole, listed
+from discern.storage.files import is_kept_whole, listed
 
 _ARROW_RECORDS = ("state.json", "dataset_info.json", "dataset_dict.json")
 """What `datasets.save_to_disk` writes beside the data."""

@@ -147,7 +147,7 @@ class UnknownTokens:
         self.add_ids([self._special["unk"] if number is None else number for number in ids])
 
     def report(self, note: Callable[[str], None], warn: Callable[[str], None], of: str = "") -> None:
-        """Report the fraction of unknown tokens so far, as a warning with advice if it is high.
+        """Report the fraction of unknown tokens so far, if there are some, as a warning with advice if it is high.
 
         Args:
             note: prints a message.
@@ -157,7 +157,7 @@ class UnknownTokens:
         before = f"{of}: " if of else ""
         if warning := unknown_warning(self.unknown, self.tokens):
             warn(f"{before}{warning}")
-        elif self.tokens:
+        elif self.unknown:
             note(f"{before}unknown tokens: {_counted(self.unknown, self.tokens)}")
 
 

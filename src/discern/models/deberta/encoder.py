@@ -15,16 +15,23 @@ from torch.nn import functional as F
 
 from discern import kernels
 from discern.errors import DataError
-from discern.models.attention import TransformerBlock
+from discern.models.attention import TransformerBlock, Unpadding
 from discern.models.base import StackedEncoder
 from discern.models.config import ModelConfig
 from discern.models.deberta.config import DebertaConfig
 from discern.models.deberta.huggingface import DebertaArchitecture
-from discern.models.embeddings import Disentangled, TokenEmbeddings, WordEmbeddings, looked_up
-from discern.models.flops import parts_flops
-from discern.models.fused_ops import Dropout, States, as_states, normalized
 from discern.models.heads import TiedLMHead
-from discern.models.unpadding import Unpadding
+from discern.models.layers import (
+    Disentangled,
+    Dropout,
+    States,
+    TokenEmbeddings,
+    WordEmbeddings,
+    as_states,
+    looked_up,
+    normalized,
+    parts_flops,
+)
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,11 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discern.models.attention import TransformerBlock, neighbor_of
+from discern.models.attention import TransformerBlock, Unpadding, neighbor_of
 from discern.models.base import StackedEncoder
 from discern.models.electra.config import ElectraConfig
 from discern.models.electra.huggingface import ElectraArchitecture
-from discern.models.embeddings import DisentangledEmbeddings, Embeddings, TokenEmbeddings
-from discern.models.fused_ops import States, as_states, linear_gelu, normalized
-from discern.models.unpadding import Unpadding
+from discern.models.layers import DisentangledEmbeddings, Embeddings, States, TokenEmbeddings, as_states, linear_gelu, normalized
 
 # Highest and lowest frequency of the waves in radians per position; scale of the positions relative to the words; scale of
 # queries and keys; and scale of what each part adds to the residual, relative to the usual initialization.

@@ -9,20 +9,30 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discern.models.attention import SelfAttention, neighbor_of
+from discern.models.attention import (
+    SelfAttention,
+    Unpadding,
+    neighbor_of,
+    visible_in_window,
+)
 from discern.models.base import StackedEncoder
 from discern.models.config import ModelConfig
-from discern.models.embeddings import Disentangled, TokenEmbeddings, WordEmbeddings
-from discern.models.flops import SumOfParts
-from discern.models.fused_ops import Dropout, States, as_states, linear_add_norm, linear_geglu, normalized
 from discern.models.heads import MaskedLMHead, TiedLMHead
+from discern.models.layers import (
+    Disentangled,
+    Dropout,
+    States,
+    SumOfParts,
+    TokenEmbeddings,
+    WordEmbeddings,
+    as_states,
+    linear_add_norm,
+    linear_geglu,
+    normalized,
+)
 from discern.models.modernbert.config import ModernBertConfig
 from discern.models.modernbert.huggingface import ModernBertArchitecture
 from discern.models.rotary import Rotation, frequencies, rotation
-from discern.models.unpadding import (
-    Unpadding,
-    visible_in_window,
-)
 
 # Pairs of each head that aim it, the fastest ones; and the strength of their biases.
 _PAIRS, _STRENGTH = 4, 4.0

@@ -13,8 +13,8 @@ from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Encoder, Network
 from discern.models.config import ModelConfig
-from discern.models.embeddings import TokenEmbeddings
 from discern.models.heads import TiedLMHead
+from discern.models.layers import TokenEmbeddings
 from discern.models.two_tower.huggingface import TwoTowerArchitecture
 from discern.types import Spans
 

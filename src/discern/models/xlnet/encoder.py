@@ -18,9 +18,8 @@ from torch.nn.parameter import Parameter
 from discern.errors import ConfigError
 from discern.models.attention import TransformerBlock
 from discern.models.base import Encoder
-from discern.models.embeddings import TokenEmbeddings, WordEmbeddings
-from discern.models.fused_ops import Dropout, States, as_states
 from discern.models.heads import TiedLMHead
+from discern.models.layers import Dropout, States, TokenEmbeddings, WordEmbeddings, as_states
 from discern.models.two_stream import Content, Factorization, Remembering, Streams, update_memory, visible_tokens
 from discern.models.xlnet.config import XLNetConfig
 from discern.models.xlnet.huggingface import XLNetArchitecture

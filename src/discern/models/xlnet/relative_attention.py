@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.nn.parameter import Parameter
 
 from discern import kernels
-from discern.models.fused_ops import Dropout
+from discern.models.layers import Dropout
 from discern.models.xlnet.config import XLNetConfig
 
 HIDDEN, SAME, OTHER = 0, 1, 2

@@ -14,10 +14,9 @@ from typing import Literal
 
 from discern.data.sources.documents import ProblemLog
 from discern.data.tables import Row, Table, number_in, open_table
-from discern.errors import ConfigError, DataError
+from discern.errors import ConfigError, DataError, counted
 from discern.tasks.base import Reading, TextGroup
 from discern.tasks.rows import text_of, value_of, written
-from discern.wording import counted
 
 _NAMES = (("anchor", "positive"), ("sentence1", "sentence2"), ("text", None))
 _NEGATIVE = re.compile(r"negatives?|negative_\d+")
