@@ -89,8 +89,8 @@ def compare(console: Console, result: Result, options: Result) -> None:
     for row in result["runs"]:
         for seed, reason in row["failures"].items():
             folder = f"{row['name']}/seed-{seed}"
-            out = result["page"].parent
-            console.warn(f"{folder} failed: {reason}; remove {out}/results/{folder} and {out}/work/{folder} to try it again")
+            folders = f"{folder} from results and from work in {result['page'].parent}"
+            console.warn(f"{folder} failed: {reason}; to try it again, remove {folders}")
 
 
 def _large(value: float | None) -> str:

@@ -1,9 +1,10 @@
 """A comparison: plan every run, pre-train and fine-tune each seed, and publish the summary. Read this module first.
 
-All runs are pre-trained on the same text at equal cost and evaluated on the same tasks. A unit is one seed of one run:
+All runs are pre-trained on the same text at equal cost and evaluated on the same tasks. A unit is one seed of one run.
+In the output folder it has
 
-OUT/results/NAME/seed-N/result.json   its settings, cost, held-out metrics, curve and scores; small, and all that a summary needs
-OUT/work/NAME/seed-N/                 its checkpoints, encoder and fine-tuned models; may be deleted when it is finished
+results/NAME/seed-N/result.json   its settings, cost, held-out metrics, curve and scores; small, and all that a summary needs
+work/NAME/seed-N/                 its checkpoints, encoder and fine-tuned models; may be deleted when it is finished
 """
 
 from __future__ import annotations

@@ -575,9 +575,8 @@ def finish_run(run: Run, ranks: Ranks, stop: StopRequest, progress: Progress) ->
         if (warning := average_warning(train_config, state.step)) is not None:
             progress.note(f"warning: {warning}")
         if state.step < train_config.max_steps and state.seconds >= seconds:
-            progress.note(
-                f"finished: {counted(state.step, 'step')} in {duration_in_words(seconds)}; to train longer, raise train.max_hours"
-            )
+            done = f"{counted(state.step, 'step')} in {duration_in_words(state.seconds)}"
+            progress.note(f"finished: {done}; to train longer, raise train.max_hours")
     return record
 
 
