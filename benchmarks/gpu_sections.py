@@ -427,7 +427,7 @@ def techniques(small: bool, clock: Clock) -> None:
     rows = 8 if small else 256
     variants: list[Callable[[], None]] = [
         lambda: at(rows, label="everything on"),
-        lambda: at(rows, label="padded rows with a mask", around=span_attention.switched_off()),
+        lambda: at(rows, label="padded rows with a mask", around=kernels.switched_off(span_attention.SPANS_OFF)),
         lambda: at(rows, "optimizer.name=adamw", label="AdamW instead of Muon"),
     ]
     if CUDA:

@@ -27,6 +27,7 @@ from pydantic.fields import FieldInfo
 import discern
 from discern import errors
 from discern.cli.main import application
+from discern.cli.train import FIRST_PRESETS
 from discern.compare.plan import CompareConfig
 from discern.config.resolve import preset_names, preset_summary, usual_vocabulary
 from discern.config.schema import NONE, expectation, flatten, keys_of, toml_value
@@ -43,8 +44,6 @@ from discern.training.config import load_pretrain_config
 
 REFERENCE = Path(__file__).parents[1] / "reference"
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end of generated part -->)", flags=re.S)
-# The presets that the README recommends; the others repeat papers or are for tests.
-START = ("modern-cpu", "gpu-minutes", "electra-small")
 
 
 def pages() -> dict[Path, str]:
@@ -305,11 +304,11 @@ def _preset_values(section: str, name: str) -> str:
 def _presets() -> str:
     """The presets to start with and the others, with their sizes."""
     heads = ("preset", "what it is", "objective", "encoder", "parameters", "vocabulary", "length", "steps of sequences")
-    others = [name for name in preset_names() if name not in START]
+    others = [name for name in preset_names() if name not in FIRST_PRESETS]
     return "\n".join(
         [
             "## To start with\n",
-            table(heads, map(_preset, START)),
+            table(heads, map(_preset, FIRST_PRESETS)),
             "## To repeat papers, and for tests\n",
             table(heads, map(_preset, others)),
         ]

@@ -87,7 +87,6 @@ def test_the_version() -> None:
         ("config show --presett x", ["--presett", "--preset,"], "discern config show --help"),
         ("config diff tiny --json", ["Missing argument 'B'"], "discern config diff --help"),
         ("prepare x --engine spark", ["'--engine': 'spark' is not one of 'local', 'ray'"], "discern prepare --help"),
-        ("finetune m --out o --seeds 0", ["'--seeds'"], "discern finetune --help"),
         ("finetune m --out o --nproc 0", ["'--nproc'"], "discern finetune --help"),
         ("finetune m --out o --trian a.csv", ["--trian", "--train"], "discern finetune --help"),
         ("bench --fill 1.5", ["'--fill'"], "discern bench --help"),

@@ -95,5 +95,5 @@ def test_a_run_that_has_hardly_begun_is_not_judged_as_if_it_were_finished(tmp_pa
 
 
 def test_looking_at_files_and_accepting_them_are_two_things(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="files and accept are both given"):
+    with pytest.raises(ConfigError, match="files cannot be combined with accept"):
         discern.doctor(tmp_path, files=True, accept=True)

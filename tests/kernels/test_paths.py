@@ -119,5 +119,5 @@ def test_linear_layers_see_real_tokens_only(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_operand_of_a_joint_is_in_the_precision_of_the_products(low: bool) -> None:
     linear, norm = nn.Linear(24, 24, bias=False), nn.LayerNorm(24, bias=False)
     with torch.autocast("cpu", torch.bfloat16, enabled=low):
-        states = layers.linear_add_norm(linear, torch.randn(5, 24), torch.randn(5, 24), norm, Dropout(0.0))
+        states = layers.linear_residual_norm(linear, torch.randn(5, 24), torch.randn(5, 24), norm, Dropout(0.0), keeps_sum=True)
     assert (states.values.dtype, states.operand.dtype) == (torch.float32, torch.bfloat16 if low else torch.float32)

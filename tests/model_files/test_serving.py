@@ -266,7 +266,6 @@ def test_the_command_compares_eight_bits(run: Path, tmp_path: Path) -> None:
         ({"int8": True}, "add --onnx"),
         ({"max_loss": 0.1}, "add --onnx --int8"),
         ({"texts": Path("x.txt")}, "add --onnx --int8"),
-        ({"onnx": True, "int8": True, "max_loss": 7}, "fraction"),
         ({"pooling": "cls"}, "add --sentence-transformers"),
     ],
 )

@@ -199,7 +199,7 @@ def test_why_a_gpu_uses_padded_rows(monkeypatch: pytest.MonkeyPatch) -> None:
         return span_obstacle(model, gpu, precision) or ""
 
     assert "float32" in reason(network, "float32")
-    with attention.switched_off():
+    with kernels.switched_off(attention.SPANS_OFF):
         assert "switched off" in reason(network)
     network.blocks[1].attention.dropout.probability = 0.1
     assert "attention dropout is 0.1" in reason(network)

@@ -285,10 +285,7 @@ def doctor(
         DataError: the folder is not a run.
     """
     listener, warn = listening(progress)
-    if files and accept:
-        raise ConfigError(
-            "--files and --accept are both given", hint="give one: --files checks the files, --accept rewrites their checksums"
-        )
+    refuse_together("--accept", {"--files": files and accept})
     if files or accept:
         from discern.doctor.files import accept_folder, check_folder
 

@@ -161,6 +161,8 @@ def prepare(
             "Remove documents that share at least this fraction of their five-word sequences, such as 0.8, with an earlier "
             "document; found by MinHash.",
             "SIMILARITY",
+            min=0.5,  # below, so many documents become candidates that every pair of a large corpus would be compared
+            max=1.0,
         ),
     ] = None,
     against: Annotated[
@@ -363,7 +365,12 @@ def adapt(
     ] = None,
     replay_share: Annotated[
         float | None,
-        option("Share of the general text in the tokens to train on (default: 0.2); 0: only evaluate on it.", "FRACTION"),
+        option(
+            "Share of the general text in the tokens to train on (default: 0.2); 0: only evaluate on it.",
+            "FRACTION",
+            min=0.0,
+            max=0.99,
+        ),
     ] = None,
     add_tokens: Annotated[
         str | int | Path | None,

@@ -204,8 +204,8 @@ def detect(
     requested = [name for name, value in works.items() if value is not None]
     if len(requested) > 1:
         raise ConfigError(f"{' and '.join(requested)} are both given", hint="give only one of them")
-    if options and calibrate is None:
-        raise ConfigError(f"--{next(iter(options))} is for --calibrate", hint="add --calibrate DATA, or leave it out")
+    if calibrate is None:
+        refuse_together("a detection without --calibrate", {f"--{name}": True for name in options})
     files = {"--out": out is not None, "--html": html is not None}
     if calibrate is not None:
         from discern.inference.detection import calibrate as run_calibration
@@ -553,6 +553,8 @@ def export(
             "With --int8: fail, and write nothing, if the task's score drops by more than this, or, where there is no score, the "
             "agreement with float32.",
             "FRACTION",
+            min=0.0,
+            max=1.0,
         ),
     ] = None,
     compare_on: Annotated[

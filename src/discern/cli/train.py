@@ -302,13 +302,13 @@ def config_diff(console: Console, result: Result, options: Result) -> None:
     console.result(result, text=table if rows else f"{result['left']} and {result['right']} are the same")
 
 
-_FIRST_PRESETS = ("modern-cpu", "gpu-minutes", "electra-small")
+FIRST_PRESETS = ("modern-cpu", "gpu-minutes", "electra-small")
 
 
 def config_presets(console: Console, result: Result, options: Result) -> None:
     presets = result["presets"]
     width = max(map(len, presets))
-    rest = [name for name in presets if name not in _FIRST_PRESETS]
-    lines = ["To start with:", *(f"  {name:<{width}}  {presets[name]}" for name in _FIRST_PRESETS)]
+    rest = [name for name in presets if name not in FIRST_PRESETS]
+    lines = ["To start with:", *(f"  {name:<{width}}  {presets[name]}" for name in FIRST_PRESETS)]
     lines += ["", "To repeat papers, and for tests:", *(f"  {name:<{width}}  {presets[name]}" for name in rest)]
     console.result(result, text="\n".join(lines))

@@ -32,7 +32,7 @@ import discern
 from discern.data.curation import near_duplicates
 from discern.data.curation.contamination import ContaminationSearch, EvaluationFiles
 from discern.data.curation.filters import Rules, versions_of
-from discern.data.curation.near_duplicates import HASHES, banding, sign
+from discern.data.curation.near_duplicates import HASHES, sign
 from discern.data.dataset.manifest import TOKENIZER_NAME
 from discern.data.languages import SegmenterName
 from discern.data.sources.corpus import Corpus, Input
@@ -85,16 +85,9 @@ class PrepareOptions:
         """Check the options before any work.
 
         Raises:
-            ConfigError: a number is out of range, there is no such filter, or the segmenter is not installed.
+            ConfigError: there is no such filter, or the segmenter is not installed.
         """
-        if not 0 <= self.heldout <= 0.99:
-            hint = "0.01 holds out one document in a hundred"
-            raise ConfigError(f"--heldout is {self.heldout:g}, expected a fraction of the documents from 0 to 0.99", hint=hint)
-        if self.workers < 1:
-            raise ConfigError(f"--workers is {self.workers}, expected at least 1", hint="omit it to use all cores")
         Rules(self.filters)  # refuses what is no filter
-        if self.near_duplicates is not None:
-            banding(self.near_duplicates)  # refuses what is no similarity
         check_segmenter(self.segmenter)
         if self.license is not None and not (self.license.strip() and self.license.isprintable()):
             hint = "for example --license 'CC BY-SA 3.0'"

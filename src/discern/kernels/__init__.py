@@ -37,13 +37,17 @@ def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
 
 
 @contextmanager
-def switched_off() -> Iterator[None]:
-    """A context in which the plain path is used everywhere, to compare the two."""
-    token = _switched_off.set(True)
+def switched_off(switch: ContextVar[bool] = _switched_off) -> Iterator[None]:
+    """A context in which the plain path is used everywhere, to compare the two.
+
+    Args:
+        switch: of the path that is not used; by default that of the kernels.
+    """
+    token = switch.set(True)
     try:
         yield
     finally:
-        _switched_off.reset(token)
+        switch.reset(token)
 
 
 def threshold(probability: float) -> int:

@@ -71,10 +71,6 @@ class Serving:
         for option, value in (("--max-loss", self.max_loss), ("--compare-on", self.texts)):
             if value is not None and not self.int8:
                 raise ConfigError(f"{option} is for --int8, but --int8 is not given", hint="add --onnx --int8, or leave it out")
-        if self.max_loss is not None and not 0 <= self.max_loss <= 1:
-            raise ConfigError(
-                f"--max-loss is {self.max_loss:g}, expected a fraction from 0 to 1", hint="for example --max-loss 0.01"
-            )
         if self.onnx:
             check_onnx()
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
@@ -20,7 +18,8 @@ from discern.models.layers import Dropout, States, SumOfParts, linear_activation
 from discern.models.rotary import Rotation
 from discern.types import Spans, find_spans
 
-_switched_off: ContextVar[bool] = ContextVar("span_attention_switched_off", default=False)
+SPANS_OFF: ContextVar[bool] = ContextVar("span_attention_switched_off", default=False)
+"""Whether padded rows are used everywhere; set by `discern.kernels.switched_off`."""
 _WIDEST_HEAD = 256
 _AMPERE = (8, 0)  # FlashAttention 2 needs its instructions
 
@@ -64,7 +63,7 @@ def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str
 
     if device.type != "cuda":
         return "the device is no GPU"
-    if _switched_off.get():
+    if SPANS_OFF.get():
         return "it is switched off"
     if precision == "float32":
         return "the precision is float32 (train.precision)"
@@ -81,16 +80,6 @@ def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str
     if torch.cuda.get_device_capability(device) < _AMPERE:
         return f"{torch.cuda.get_device_name(device)} is older than Ampere, which varlen_attn requires"
     return None
-
-
-@contextmanager
-def switched_off() -> Iterator[None]:
-    """A context in which padded rows are used everywhere, to compare the two."""
-    token = _switched_off.set(True)
-    try:
-        yield
-    finally:
-        _switched_off.reset(token)
 
 
 Direction = Literal["both", "left-to-right", "right-to-left"]

@@ -138,28 +138,20 @@ def linear_residual_norm(
     residual: Float[Tensor, "*tokens D"],
     norm: nn.LayerNorm,
     dropout: Dropout,
+    *,
+    keeps_sum: bool = False,
 ) -> States:
-    """LayerNorm(residual + dropout(linear(operand))): the end of each half of a post-norm block."""
-    if kernels.usable(operand, parameters=_parameters(linear, norm)) and residual.dtype == torch.float32:
-        part = F.linear(operand, linear.weight)
-        return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, part.dtype == torch.bfloat16))
-    return as_states(norm(residual + dropout(linear(operand))))
+    """LayerNorm(residual + dropout(linear(operand))): the end of each half of a post-norm block.
 
-
-def linear_add_norm(
-    linear: nn.Linear,
-    operand: Float[Tensor, "*tokens F"],
-    residual: Float[Tensor, "*tokens D"],
-    norm: nn.LayerNorm,
-    dropout: Dropout,
-) -> States:
-    """residual + dropout(linear(operand)), and its LayerNorm as the operand: the end of each half of a pre-norm block."""
+    Args:
+        keeps_sum: the states are the sum itself, and its LayerNorm their operand: the end of each half of a pre-norm block.
+    """
     if kernels.usable(operand, parameters=_parameters(linear, norm)) and residual.dtype == torch.float32:
         part = F.linear(operand, linear.weight)
         low = part.dtype == torch.bfloat16
-        return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, low, keeps_sum=True))
+        return States(*kernels.residual_norm(part, linear.bias, residual, norm, dropout.active, low, keeps_sum=keeps_sum))
     total = residual + dropout(linear(operand))
-    return States(total, norm(total))
+    return States(total, norm(total)) if keeps_sum else as_states(norm(total))
 
 
 def normalized(norm: nn.LayerNorm, hidden: Float[Tensor, "*tokens D"]) -> States:

@@ -15,7 +15,7 @@ from discern.data.tokenizer.tokens import UnknownTokens
 from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective
-from discern.pretraining.evaluate import check_sequences, heldout_rows_of
+from discern.pretraining.evaluate import heldout_rows_of
 from discern.pretraining.resume import Resume
 from discern.pretraining.run import DataSets, Plan, Run, finish_run, meta_objective, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
@@ -75,7 +75,6 @@ def adapt(
         CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
-    check_sequences(sequences)
     options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "resume": resume}
     options |= {"replay": replay, "replay_share": replay_share}
     if added is not None:
@@ -147,8 +146,6 @@ def _plan(
     share = 0.2 if replay_share is None else replay_share
     if replay is None and replay_share is not None:
         raise ConfigError(f"--replay-share {share:g} needs the text to replay", hint="add --replay DATA")
-    if not 0 <= share < 1:
-        raise ConfigError(f"the share of replayed text is {share:g}; expected at least 0 and below 1", hint="--replay-share 0.2")
     if replay is not None:
         texts = [data] if isinstance(data, str | Path) else list(data)
         if len(texts) > 1:

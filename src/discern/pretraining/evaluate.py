@@ -45,14 +45,11 @@ def evaluate(
         precision: 'float32' or 'bfloat16'.
 
     Raises:
-        ConfigError: a number is out of range, a network of the objective is missing, or the model is an export and no data set
+        ConfigError: a network of the objective is missing, or the model is an export and no data set
             is given.
         DataError: the data set is missing, has no held-out split, or was made with another tokenizer.
         CheckpointError: weights are missing or damaged.
     """
-    check_sequences(sequences)
-    if batch_size < 1:
-        raise ConfigError(f"--batch-size is {batch_size}, expected at least 1", hint="omit it for 32 rows at a time")
     trained = open_model(model, warn=warn)
     objective, config = trained.objective, trained.evaluation_config
     assert config is not None  # the objective was built from it
@@ -123,13 +120,3 @@ def change_since(data: TokenData, run: Path, record: Mapping[str, Any]) -> str |
     if record.get("data_fingerprint", "") in ("", data.fingerprint):  # a record need not have one
         return None
     return f"{data.location} has changed since {run} was trained on it: the metrics are those of its present text"
-
-
-def check_sequences(sequences: int) -> None:
-    """Check the number of held-out rows to evaluate on.
-
-    Raises:
-        ConfigError: it is negative.
-    """
-    if sequences < 0:
-        raise ConfigError(f"--sequences is {sequences}, expected a number of rows", hint="0 evaluates on all of them")

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from discern.data.curation.near_duplicates import NGRAM_WORDS, banding, clusters, links_of_band, sign
-from discern.errors import ConfigError
 
 
 def document(words: int, seed: int) -> list[str]:
@@ -62,12 +61,6 @@ def test_signatures_are_the_same_in_every_process_and_version() -> None:
 @pytest.mark.parametrize(("similarity", "bands", "rows"), [(0.5, 42, 3), (0.8, 21, 6)])
 def test_the_bands(similarity: float, bands: int, rows: int) -> None:
     assert banding(similarity) == (bands, rows)
-
-
-@pytest.mark.parametrize("similarity", [0.49, 1.01])
-def test_no_similarity(similarity: float) -> None:
-    with pytest.raises(ConfigError, match="expected a similarity from"):
-        banding(similarity)
 
 
 def test_an_equal_band_with_two_groups_that_are_not_similar() -> None:

@@ -26,7 +26,6 @@ from jaxtyping import Int, UInt
 from discern.data.curation.contamination import ngram_hashes, words_of
 from discern.data.hashing import splitmix64
 from discern.data.sources.documents import Document
-from discern.errors import ConfigError
 
 HASHES = 128  # minima in a signature
 NGRAM_WORDS = 5
@@ -42,16 +41,7 @@ def banding(similarity: float) -> tuple[int, int]:
     """Numbers of bands and of rows: the longest bands with which 99% of the pairs of this similarity become candidates.
 
     Documents of similarity s share a band with probability 1 - (1 - s ** rows) ** bands.
-
-    Raises:
-        ConfigError: the similarity is not between 0.5 and 1.
     """
-    # Below 0.5, so many documents become candidates that every pair of a large corpus would be compared.
-    if not 0.5 <= similarity <= 1:
-        raise ConfigError(
-            f"--near-duplicates is {similarity:g}, expected a similarity from 0.5 to 1",
-            hint="0.8 removes documents that share at least 80% of their runs of five words",
-        )
     rows = max(rows for rows in range(1, HASHES + 1) if 1 - (1 - similarity**rows) ** (HASHES // rows) >= 0.99)
     return HASHES // rows, rows
 

@@ -26,8 +26,8 @@ from discern.models.layers import (
     TokenEmbeddings,
     WordEmbeddings,
     as_states,
-    linear_add_norm,
     linear_geglu,
+    linear_residual_norm,
     normalized,
 )
 from discern.models.modernbert.config import ModernBertConfig
@@ -71,11 +71,13 @@ class ModernBertBlock(SumOfParts):
             following: LayerNorm of the next block's attention; None: this is the last block.
         """
         attended = self.attention(states.operand, unpadding, rotate)
-        states = linear_add_norm(self.attention.output, attended, states.values, self.feedforward_norm, self.dropout)
+        states = linear_residual_norm(
+            self.attention.output, attended, states.values, self.feedforward_norm, self.dropout, keeps_sum=True
+        )
         inner = linear_geglu(self.expand, states.operand)
         if following is None:
             return as_states(states.values + self.dropout(self.contract(inner)))
-        return linear_add_norm(self.contract, inner, states.values, following, self.dropout)
+        return linear_residual_norm(self.contract, inner, states.values, following, self.dropout, keeps_sum=True)
 
 
 class ModernBertEncoder(StackedEncoder):
