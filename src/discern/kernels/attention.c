@@ -273,7 +273,7 @@ INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t see
                         const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
                         vec sum = {0};
                         for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                            vec e = exponential(*(vec_u *)(row + c) - top);
+                            vec e = exponential(*(vec_u *)(row + c) - top, 0);
                             if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                             *(vec_u *)(row + c) = e;
                             sum += e;
@@ -366,7 +366,7 @@ INLINE int attend_back_any(const Heads *in, const void *out, const float *normal
                         const float delta = total(sum);
                         if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
                         for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                            vec p = exponential(*(vec_u *)(row + c) - norm);
+                            vec p = exponential(*(vec_u *)(row + c) - norm, 0);
                             if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                             vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                             *(vec_u *)(kept + c) = p * factors;
@@ -536,7 +536,7 @@ static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64
                     const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0) * factor;
                     vec sum = {0};
                     for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec e = exponential(*(vec_u *)(row + c) * factor - top);
+                        vec e = exponential(*(vec_u *)(row + c) * factor - top, 0);
                         if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
                         *(vec_u *)(row + c) = e;
                         sum += e;
@@ -611,7 +611,7 @@ static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *
                     const float delta = total(sum);
                     if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
                     for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec p = exponential(*(const vec_u *)(row + c) * factor - norm);
+                        vec p = exponential(*(const vec_u *)(row + c) * factor - norm, 0);
                         if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
                         vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
                         store(weights, (size_t)(r * width + c), LANES, 1, p * factors);

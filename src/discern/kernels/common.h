@@ -16,7 +16,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX512F__
 #include <immintrin.h>
 #endif
 #ifdef _OPENMP
@@ -95,41 +95,44 @@ INLINE float total(vec x) { /* a tree: a chain of 16 additions would take longer
     return (q[0] + q[1]) + (q[2] + q[3]);
 }
 
-INLINE float largest(vec x) {
-    float top = x[0];
-    for (int i = 1; i < LANES; i++) top = x[i] > top ? x[i] : top;
-    return top;
-}
-
 INLINE vec choose(ivec which, vec yes, vec no) { return (vec)(((uvec)which & (uvec)yes) | (~(uvec)which & (uvec)no)); }
 
-INLINE vec maximum(vec a, vec b) { return choose(a > b, a, b); }
+INLINE vec maximum(vec a, vec b) { /* b where a is NaN, as in the instruction of x86 */
+#ifdef __AVX512F__
+    return (vec)_mm512_max_ps((__m512)a, (__m512)b);
+#endif
+    return choose(a > b, a, b);
+}
+
+INLINE float largest(vec x) {
+    float top[LANES];
+    memcpy(top, &x, sizeof top);
+    for (int count = LANES / 2; count; count /= 2)
+        for (int i = 0; i < count; i++) top[i] = top[i] > top[i + count] ? top[i] : top[i + count];
+    return top[0];
+}
 
 /* ---- elementary functions ---- */
 
-/* e^x to about one unit in the last place; 0 below -87, so that probability 0 stays 0; at most e^88. */
-INLINE vec exponential(vec x) {
-    ivec tiny = x < -87.0f;
-    x = choose(x > 88.0f, splat(88.0f), x);
-    vec n = (x * 1.44269504088896341f + 12582912.0f) - 12582912.0f;
-    vec r = x - n * 0.693359375f;
-    r = r + n * 2.12194440e-4f;
-    vec p = splat(1.9875691500e-4f);
-    p = p * r + 1.3981999507e-3f;
-    p = p * r + 8.3334519073e-3f;
-    p = p * r + 4.1665795894e-2f;
-    p = p * r + 1.6666665459e-1f;
-    p = p * r + 5.0000001201e-1f;
-    p = p * r * r + r + 1.0f;
-    ivec scale = (__builtin_convertvector(n, ivec) + 127) << 23;
-    return (vec)(~(uvec)tiny & (uvec)(p * (vec)scale));
+/* e^x; 0 below -87, so that probability 0 stays 0; x must be at most 88. Relative error 1e-7, or 1e-4 if `rough` is set, which
+ * bfloat16 does not see.
+ *
+ * x log2(e) = n + r with |r| <= 1/2: a polynomial gives 2^r, and n is added to its exponent. Adding 1.5 * 2^23 rounds to an
+ * integer, which is then in the lowest bits. */
+INLINE vec exponential(vec x, int rough) {
+    const float log2e = 1.44269504088896341f, magic = 12582912.0f;
+    vec shifted = x * log2e + magic, r = x * log2e - (shifted - magic), p;
+    if (rough) p = ((5.50089313e-2f * r + 2.42210968e-1f) * r + 6.93282928e-1f) * r + 1.0f;
+    else p = ((((1.32647273e-3f * r + 9.67151279e-3f) * r + 5.55073374e-2f) * r + 2.40222421e-1f) * r + 6.93146978e-1f) * r + 1.0f;
+    vec power = (vec)((ivec)p + ((ivec)shifted << 23));
+    return (vec)(~(uvec)(x < -87.0f) & (uvec)power);
 }
 
 /* The normal distribution function at x, and e^(-x^2/2). Abramowitz and Stegun 7.1.26: absolute error 1.5e-7. */
 INLINE vec normal_cdf(vec x, vec *bell) {
     vec size = (vec)((uvec)x & 0x7fffffffu) * 0.70710678118654752f;
     vec t = 1.0f / (1.0f + 0.3275911f * size);
-    vec e = exponential(-size * size);
+    vec e = exponential(-size * size, 0);
     vec p = splat(1.061405429f);
     p = p * t - 1.453152027f;
     p = p * t + 1.421413741f;

@@ -52,7 +52,7 @@ INLINE int relative_any(const void *content, const void *apart, const float *gai
             /* -INFINITY minus itself would be NaN: the sum of a row that sees no key stays 0. */
             float base = top == -INFINITY ? 0.0f : top;
             for (int64_t c = 0; c < keys; c += LANES) {
-                vec e = exponential(*(vec_u *)(own + c) - base);
+                vec e = exponential(*(vec_u *)(own + c) - base, 0);
                 *(vec_u *)(own + c) = e;
                 sum += e;
             }

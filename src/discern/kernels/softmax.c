@@ -8,7 +8,7 @@ INLINE float row_sum(const void *x, size_t row, int64_t from, int64_t to, float 
     vec sum = {0};
     for (int64_t c = from; c < to; c += LANES) {
         int n = some(c, to);
-        vec e = exponential(load(x, row + c, n, half) * inverse - top);
+        vec e = exponential(load(x, row + c, n, half) * inverse - top, 0);
         sum += n == LANES ? e : choose((ivec)LANE < n, e, (vec){0});
     }
     return total(sum);
@@ -43,7 +43,7 @@ INLINE int entropy_back_any(const void *x, const int64_t *targets, const float *
             size_t row = (size_t)(r * columns);
             for (int64_t c = 0; c < columns; c += LANES) {
                 int n = some(c, columns);
-                store(dx, row + c, n, half, exponential(load(x, row + c, n, half) - normalizer[r]) * *scale);
+                store(dx, row + c, n, half, exponential(load(x, row + c, n, half) - normalizer[r], 0) * *scale);
             }
             float own = expf(load(x, row + targets[r], 1, half)[0] - normalizer[r]);
             store(dx, row + targets[r], 1, half, splat((own - 1.0f) * *scale));
@@ -77,7 +77,7 @@ INLINE int sample_any(const void *x, const float *uniforms, int64_t *to, int64_t
             int64_t end = (b + 1) * stretch < columns ? (b + 1) * stretch : columns;
             to[r] = b * stretch;
             for (int64_t c = b * stretch; c < end && walked <= goal; c++) {
-                float e = exponential(load(x, row + c, 1, half) * inverse - top)[0];
+                float e = exponential(load(x, row + c, 1, half) * inverse - top, 0)[0];
                 if (e > 0) to[r] = c; /* never a column of probability 0, even if rounding leaves `walked` too small */
                 walked += e;
             }
