@@ -239,28 +239,25 @@ def rotated(packed: Tensor, heads: int, cosine: Tensor, sine: Tensor, positions:
 
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("size", [2, 24, 64])
-def test_rotary(size: int, low: bool) -> None:
+def test_attention_with_rotation(size: int, low: bool) -> None:
+    lengths, positions = [40, 30], torch.cat([torch.arange(40), torch.arange(30)])
     packed, tables = draws(70, 3 * size * 3, low=low), angles(40, size)
-    positions = torch.cat([torch.arange(40), torch.arange(30)])
-    ours = kernels.rotary(packed, 3, *tables, positions)
-    compare(ours, rotated(packed, 3, *tables, positions), [packed], 8e-3 if low else 1e-6)
-    assert torch.equal(ours[:, 6 * size :], packed[:, 6 * size :])
+    ours = kernels.attention(packed, 3, offsets(lengths), 0.0, rotation=tuple(table[positions] for table in tables))
+    reference = double_attention(rotated(packed, 3, *tables, positions), 3, lengths, None)
+    compare(ours, reference, [packed], 0.02 if low else 2e-6)
 
 
-def test_rotary_by_hand() -> None:
-    """A quarter turn swaps the halves of queries and keys and negates one; position 0 changes nothing."""
-    packed = torch.arange(1.0, 13.0).expand(2, 12)
-    cosine, sine = torch.tensor([[1.0, 1.0], [0.0, 0.0]]), torch.tensor([[0.0, 0.0], [1.0, 1.0]])
-    assert kernels.rotary(packed, 1, cosine, sine, torch.tensor([1, 0])).tolist() == [
-        [-3, -4, 1, 2, -7, -8, 5, 6, 9, 10, 11, 12],
-        list(range(1, 13)),
-    ]
+def test_rotation_by_hand() -> None:
+    """A quarter turn of the second token alone takes its query and key from (1, 0) to (0, 1): each token sees itself."""
+    packed = torch.tensor([[30.0, 0, 1, 0, 1, 0], [30.0, 0, 1, 0, 0, 1]])
+    rotation = torch.tensor([[1.0], [0.0]]), torch.tensor([[0.0], [1.0]])
+    values = kernels.attention(packed, 1, offsets([2]), 0.0, scale=1.0, rotation=rotation)
+    torch.testing.assert_close(values, torch.eye(2))
+    assert kernels.attention(packed, 1, offsets([2]), 0.0, scale=1.0).tolist() == [[0.5, 0.5]] * 2
 
 
 @pytest.mark.parametrize("value", [-1, 40])
 def test_what_lies_outside_is_refused(value: int) -> None:
-    with pytest.raises(IndexError, match="rotary tables"):
-        kernels.rotary(torch.zeros(2, 48), 1, *angles(40, 16), torch.tensor([0, value]))
     with pytest.raises(IndexError, match="valid column"):
         kernels.cross_entropy_sum(torch.zeros(3, 40), torch.tensor([1, value, 2]))
 

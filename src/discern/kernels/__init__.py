@@ -18,7 +18,7 @@ from discern.kernels.build import load_kernels as load_kernels
 _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
 _KINDS: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int64, float: ctypes.c_float}
-_OUTSIDE = {2: "a target is not a valid column index", 3: "a position is not a valid row of the rotary tables"}
+_OUTSIDE = 2
 
 
 def usable(*tensors: Tensor, parameters: Sequence[Tensor] = ()) -> bool:
@@ -74,8 +74,8 @@ def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
     assert library is not None
     held = [argument.contiguous() if isinstance(argument, Tensor) else argument for argument in arguments]
     code = getattr(library, f"{name}_{_NAMES[dtype]}")(*map(_converted, held))
-    if code in _OUTSIDE:
-        raise IndexError(_OUTSIDE[code])
+    if code == _OUTSIDE:
+        raise IndexError("a target is not a valid column index")
     if code:
         raise MemoryError(f"kernel '{name}' could not allocate its working memory")
 
@@ -333,6 +333,7 @@ def attention(
     positions: Float[Tensor, "W two_D"] | None = None,
     buckets: Int[Tensor, "distances"] | None = None,
     scale: float | None = None,
+    rotation: tuple[Float[Tensor, "T half"], Float[Tensor, "T half"]] | None = None,
 ) -> Float[Tensor, "T D"]:
     """Softmax attention within spans of concatenated tokens.
 
@@ -348,36 +349,16 @@ def attention(
         positions: two vectors of each bucket of distances, side by side, with the heads of `packed`.
         buckets: row of `positions` for each distance from -n to n, in an order that never increases; n is at least the largest.
         scale: factor of the scores; None: 1 / sqrt(size of a head).
+        rotation: cosines and sines of each token's angles, float32: the first half x1 of each query and key becomes
+            x1 cos - x2 sin, and the second, x2, becomes x2 cos + x1 sin.
+
+    Reference: Vaswani et al. 2017; Dao et al. 2022 (FlashAttention); Su et al. 2021 (RoFormer) for the rotation.
     """
     scale = (packed.shape[1] / 3 / num_heads) ** -0.5 if scale is None else scale
     buckets = None if buckets is None else buckets.int()
     settings = num_heads, -1 if window is None else window, scale
-    return _Attention.apply(packed, offsets, positions, buckets, settings, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
-
-
-def rotary(
-    packed: Float[Tensor, "T three_D"],
-    num_heads: int,
-    cosine: Float[Tensor, "P half_d"],
-    sine: Float[Tensor, "P half_d"],
-    positions: Int[Tensor, "T"],
-) -> Float[Tensor, "T three_D"]:
-    """Rotary position embeddings: queries and keys rotated by the angles of their positions; values unchanged.
-
-    The first half of a head, x1, becomes x1 cos - x2 sin, and the second, x2, becomes x2 cos + x1 sin.
-
-    Args:
-        packed: queries, keys and values side by side, with heads of an even width.
-        cosine: cosines of the angles at each position, float32.
-        sine: sines of the same.
-        positions: row of the tables for each token.
-
-    Raises:
-        IndexError: a position is outside of the tables.
-
-    Reference: Su et al. 2021, "RoFormer: enhanced transformer with rotary position embedding".
-    """
-    return _Rotary.apply(packed, num_heads, cosine, sine, positions)  # type: ignore[no-any-return, no-untyped-call]
+    cosine, sine = rotation or (None, None)
+    return _Attention.apply(packed, offsets, cosine, sine, positions, buckets, settings, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def relative_softmax(
@@ -408,17 +389,20 @@ class _Attention(torch.autograd.Function):
         ctx: Any,
         packed: Tensor,
         offsets: Tensor,
+        cosine: Tensor | None,
+        sine: Tensor | None,
         positions: Tensor | None,
         buckets: Tensor | None,
         settings: tuple[int, int, float],
         drop: tuple[int, int],
     ) -> Tensor:
-        packed, positions = packed.contiguous(), None if positions is None else positions.contiguous()
+        packed = packed.contiguous()
+        inputs: list[Any] = [packed, offsets, cosine, sine, positions, buckets]
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
         normalizer = packed.new_empty(tokens, settings[0], dtype=torch.float32)
-        call("attend", packed.dtype, *_heads(packed, offsets, positions, buckets, *settings), result, normalizer, *drop)
-        ctx.save_for_backward(packed, offsets, positions, buckets, result, normalizer)
+        call("attend", packed.dtype, *_heads(*inputs, *settings), result, normalizer, *drop)
+        ctx.save_for_backward(*inputs, result, normalizer)
         ctx.settings, ctx.drop = settings, drop
         return result
 
@@ -426,35 +410,10 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, result, normalizer = ctx.saved_tensors
-        dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[2])
+        dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[4])
         given = (*_heads(*inputs, *ctx.settings), result, normalizer, gradient)
         call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, *ctx.drop)
-        return dpacked, None, dpositions, None, None, None
-
-
-class _Rotary(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, packed: Tensor, num_heads: int, cosine: Tensor, sine: Tensor, positions: Tensor) -> Tensor:
-        tables = (cosine.float(), sine.float(), positions.long())
-        ctx.save_for_backward(*tables)
-        ctx.num_heads = num_heads
-        return _rotated(packed, num_heads, tables, 1.0)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
-        return _rotated(gradient, ctx.num_heads, ctx.saved_tensors, -1.0), None, None, None, None
-
-
-def _rotated(packed: Tensor, num_heads: int, tables: Sequence[Tensor], sign: float) -> Tensor:
-    # A new tensor: rotating in place would save less than a hundredth of a layer's time, and change the tensor of the caller.
-    packed = packed.contiguous()
-    cosine, sine, positions = tables
-    result = torch.empty_like(packed)
-    rows, three = packed.shape
-    layout = (rows, three, 2 * num_heads, three // 3 // num_heads)
-    call("rotary", packed.dtype, packed, result, *layout, cosine, sine, positions, len(cosine), sign)
-    return result
+        return dpacked, None, None, None, dpositions, None, None, None
 
 
 class _RelativeSoftmax(torch.autograd.Function):
@@ -498,6 +457,8 @@ def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
 def _heads(
     packed: Tensor,
     offsets: Tensor,
+    cosine: Tensor | None,
+    sine: Tensor | None,
     positions: Tensor | None,
     buckets: Tensor | None,
     num_heads: int,
@@ -506,6 +467,6 @@ def _heads(
 ) -> list[Any]:
     """Arguments that describe the layout of heads and spans."""
     three = packed.shape[1]
-    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, window, scale]
+    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, window, scale, cosine, sine]
     rows, reach = (0, 0) if positions is None or buckets is None else (len(positions), (len(buckets) + 1) // 2)
     return [*_thirds(packed), *layout, positions, buckets, rows, reach]

@@ -1,12 +1,16 @@
-/* Attention within spans of tokens. */
-#include "common.h"
-
-/* ---- attention over spans of rows that see each other: softmax(Q K^T / sqrt(size)), dropout, times V ----
+/* Attention within spans of tokens: softmax(Q K^T * factor), dropout, times V; forward and backward.
  *
  * The tokens of all spans are concatenated; span s consists of tokens offsets[s] to offsets[s + 1]. Row t of query, key and
  * value begins at t * stride, head h at h * size within it. A thread computes one (span, head) at a time, in its own memory,
  * whichever comes next: spans differ in length, and a thread that is interrupted does not hold up the others. Each result is
  * computed by one thread alone, so it does not depend on which.
+ *
+ * Queries are taken 32 at a time. Their scores are a product that stays in the cache; the softmax is not divided by its sum
+ * before the product with V, but the result is. The backward pass computes the probabilities again from the saved logarithm of
+ * the sum, and the gradients by the four products of the chain rule (Dao et al. 2022, FlashAttention, algorithms 2 and 4).
+ *
+ * With tables of angles, queries and keys are rotated as they are read, and their gradients back as they are written: the
+ * halves x1 and x2 of a head become x1 cos - x2 sin and x2 cos + x1 sin. A table has a row for each token.
  *
  * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
  * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
@@ -17,71 +21,9 @@
  * the first side by side, then all heads of the second. `bucket` has the row of each distance j - i from 1 - reach to reach - 1,
  * and never increases. Of a tile, only the products with the buckets of its distances are computed.
  */
+#include "products.h"
 
 #define TILE 32 /* queries at a time */
-#define MR 6
-#define NR 4
-
-/* C (m x n) = A (m x k; element i, j at i * ai + j * aj) B (k x n) [+ C]; n is a multiple of 16, B and C are float. */
-INLINE void micro(int m, int nv, int64_t k, const float *a, int64_t ai, int64_t aj, const float *b, int64_t ldb, float *c,
-                  int64_t ldc, int add) {
-    vec sum[MR][NR];
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < nv; j++) sum[i][j] = add ? *(vec_u *)(c + i * ldc + j * LANES) : (vec){0};
-    for (int64_t p = 0; p < k; p++) {
-        vec row[NR];
-        for (int j = 0; j < nv; j++) row[j] = *(const vec_u *)(b + p * ldb + j * LANES);
-        for (int i = 0; i < m; i++) {
-            vec scalar = splat(a[i * ai + p * aj]);
-            for (int j = 0; j < nv; j++) sum[i][j] += scalar * row[j];
-        }
-    }
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < nv; j++) *(vec_u *)(c + i * ldc + j * LANES) = sum[i][j];
-}
-
-#define ROWS(m, nv)                                                                                                              \
-    case m: micro(m, nv, k, a + i * ai, ai, aj, b + j, ldb, c + i * ldc + j, ldc, add); break;
-#define STRIP(nv)                                                                                                                \
-    for (int64_t i = 0; i < m; i += MR) {                                                                                        \
-        switch (m - i < MR ? (int)(m - i) : MR) { ROWS(1, nv) ROWS(2, nv) ROWS(3, nv) ROWS(4, nv) ROWS(5, nv) ROWS(6, nv) }       \
-    }
-
-static void product(int64_t m, int64_t n, int64_t k, const float *a, int64_t ai, int64_t aj, const float *b, int64_t ldb, float *c,
-                    int64_t ldc, int add) {
-    int64_t j = 0;
-    for (; j + NR * LANES <= n; j += NR * LANES) { STRIP(NR) }
-    for (; j + 2 * LANES <= n; j += 2 * LANES) { STRIP(2) }
-    for (; j < n; j += LANES) { STRIP(1) }
-}
-
-INLINE int64_t padded(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
-
-/* Copies the rows of one head as float, times `factor`, padded with zeros to `width` columns. */
-INLINE void unpack(const void *from, int64_t stride, int64_t at, int64_t rows, int64_t size, float *to, int64_t width, float factor,
-                   int half) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < width; c += LANES) {
-            int n = some(c, size);
-            vec v = n > 0 ? load(from, (size_t)(r * stride + at + c), n, half) * factor : (vec){0};
-            *(vec_u *)(to + r * width + c) = v;
-        }
-}
-
-/* Transposes to `size` rows of `width` >= rows columns. */
-INLINE void transpose(const float *from, int64_t rows, int64_t size, int64_t from_width, float *to, int64_t width) {
-    for (int64_t c = 0; c < size; c++) {
-        for (int64_t r = 0; r < rows; r++) to[c * width + r] = from[r * from_width + c];
-        for (int64_t r = rows; r < width; r++) to[c * width + r] = 0;
-    }
-}
-
-INLINE void repack(const float *from, int64_t rows, int64_t size, int64_t width, void *to, int64_t stride, int64_t at, float factor,
-                   int half) {
-    for (int64_t r = 0; r < rows; r++)
-        for (int64_t c = 0; c < size; c += LANES)
-            store(to, (size_t)(r * stride + at + c), some(c, size), half, *(const vec_u *)(from + r * width + c) * factor);
-}
 
 typedef struct {
     const void *query, *key, *value;
@@ -89,33 +31,182 @@ typedef struct {
     const int64_t *offsets;
     int64_t window; /* negative: no limit */
     float factor; /* of the scores */
+    const float *cosine, *sine; /* null: no rotation */
     const void *position; /* null: none */
     const int32_t *bucket;
     int64_t buckets, reach;
 } Heads;
 
-static int64_t longest(const Heads *in) {
+/* ---- rows of one head: read as left operands, written from sums ---- */
+
+/* Rotates the two halves of a row; the angles are negated for sign = -1. */
+INLINE void rotate(const void *from, size_t at, int from_half, void *to, size_t to_at, int to_half, int64_t size,
+                   const float *cosine, const float *sine, float sign, float factor) {
+    const int64_t middle = size / 2;
+    for (int64_t c = 0; c < middle; c += LANES) {
+        const int n = some(c, middle);
+        vec x1 = load(from, at + c, n, from_half) * factor, x2 = load(from, at + middle + c, n, from_half) * factor;
+        vec cos = load(cosine, c, n, 0), sin = load(sine, c, n, 0) * sign;
+        store(to, to_at + c, n, to_half, x1 * cos - x2 * sin);
+        store(to, to_at + middle + c, n, to_half, x2 * cos + x1 * sin);
+    }
+}
+
+/* The processor does not foresee the next of short pieces that are far apart. */
+INLINE void prefetch(const void *from, int64_t at, int64_t size, int half) {
+    const int64_t bytes = half ? 2 : 4;
+    for (int64_t b = 0; b < size * bytes; b += 64) __builtin_prefetch((const char *)from + at * bytes + b);
+}
+
+/* Rows of one head from element `at` on, with zeros to multiples of 32 rows and of `deep` columns. `token`: the row of the tables
+ * of angles for the first; negative: they are not rotated. The rows `ahead` elements further on, which the thread reads next, are
+ * prefetched. */
+INLINE void read_rows(const Heads *in, const void *from, int64_t stride, size_t at, int64_t rows, int64_t token, int64_t ahead,
+                      void *to, int64_t deep, int half, int low) {
+    const int64_t size = in->size, middle = size / 2, bytes = low ? 2 : 4;
+    for (int64_t r = 0; r < rows; r++, at += stride) {
+        prefetch(from, (int64_t)at + ahead, size, half);
+        if (token >= 0 && in->cosine) {
+            const size_t table = (size_t)((token + r) * middle);
+            rotate(from, at, half, to, r * deep, low, size, in->cosine + table, in->sine + table, 1.0f, 1.0f);
+            memset((char *)to + (r * deep + size) * bytes, 0, (size_t)((deep - size) * bytes));
+        } else {
+            int64_t c = 0;
+            for (; c + LANES <= size; c += LANES) store(to, r * deep + c, LANES, low, load(from, at + c, LANES, half));
+            if (c < size) store(to, r * deep + c, LANES, low, load(from, at + c, (int)(size - c), half));
+            for (c = up(size, LANES); c < deep; c += LANES) store(to, r * deep + c, LANES, low, (vec){0});
+        }
+    }
+    memset((char *)to + rows * deep * bytes, 0, (size_t)((up(rows, TILE) - rows) * deep * bytes));
+}
+
+/* Sums of `wide` columns, each row times `factor` and, where there are any, times its own of `factors`; rotated back. */
+INLINE void write_rows(const Heads *in, const float *sums, int64_t rows, int64_t wide, float factor, const float *factors,
+                       int64_t token, void *to, int64_t stride, size_t at, int half) {
+    const int64_t size = in->size, middle = size / 2;
+    for (int64_t r = 0; r < rows; r++, at += stride) {
+        const float *row = sums + r * wide, scale = factors ? factors[r] : factor;
+        if (token >= 0 && in->cosine) {
+            const size_t table = (size_t)((token + r) * middle);
+            rotate(row, 0, 0, to, at, half, size, in->cosine + table, in->sine + table, -1.0f, scale);
+        } else {
+            int64_t c = 0;
+            for (; c + LANES <= size; c += LANES) store(to, at + c, LANES, half, *(const vec_u *)(row + c) * scale);
+            if (c < size) store(to, at + c, (int)(size - c), half, *(const vec_u *)(row + c) * scale);
+        }
+    }
+}
+
+/* ---- tiles of queries, and the keys that they see ---- */
+
+/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a
+ * multiple of 32, at which a block of the dropout mask begins, so that the mask does not depend on the window. */
+typedef struct {
+    int64_t q, rows, low, high, width;
+} Tile;
+
+INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
+    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window ? (q - window) / 32 * 32 : 0;
+    const int64_t high = n - q - rows > window ? q + rows + window : n;
+    return (Tile){q, rows, low, high, up(high - low, 32)};
+}
+
+/* One row sees columns [from, to) of the band; [first, last) are the whole blocks of 32 that contain them. */
+typedef struct {
+    int64_t from, to, first, last;
+} Seen;
+
+INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
+    const int64_t i = tile->q + r - tile->low, end = tile->high - tile->low;
+    const int64_t from = i > window ? i - window : 0, to = end - i > window ? i + window + 1 : end;
+    return (Seen){from, to, from / 32 * 32, up(to, 32)};
+}
+
+/* The elements at column c and the 15 after it, with `other` for those that are not seen. */
+INLINE vec visible(vec x, int64_t c, const Seen *seen, float other) {
+    if (c >= seen->from && c + LANES <= seen->to) return x;
+    ivec column = (ivec)LANE + (int)c;
+    return choose((column >= (int)seen->from) & (column < (int)seen->to), x, splat(other));
+}
+
+/* Zeros the columns of the band outside of [first, last); an element has `bytes` bytes. */
+INLINE void clear(void *row, const Seen *seen, int64_t width, int64_t bytes) {
+    if (seen->first > 0) memset(row, 0, (size_t)(seen->first * bytes));
+    if (seen->last < width) memset((char *)row + seen->last * bytes, 0, (size_t)((width - seen->last) * bytes));
+}
+
+/* ---- working memory of a thread ---- */
+
+/* Vectors of the buckets of one head, and the products of the keys (a row for each token of a span) and of the queries (a row
+ * for each of a tile) with them, and the gradients of those. Rows of products have `width` columns. */
+typedef struct {
+    float *key, *query, *across_key, *across_query, *of_keys, *of_queries, *dof_keys, *dof_queries;
+    int64_t width;
+} Positions;
+
+typedef struct {
+    /* Operands of a span: left, transposed, paired; without `low`, the last are the first. */
+    void *key, *across_key, *key_pairs, *value, *across_value, *value_pairs;
+    /* Operands of a tile. `weights` and `slopes` are the probabilities and the gradients of the scores; `turned` is room for
+     * the transpose of one. */
+    void *query, *query_pairs, *gradient, *gradient_pairs, *weights, *slopes, *turned;
+    float *scores, *dscores, *sums, *key_sums, *value_sums;
+    Positions positions;
+    int64_t deep, wide; /* columns of left operands and of sums */
+    int64_t window, blocks; /* the window, at most as long as the longest span; blocks of a dropout mask over its keys */
+    size_t bytes;
+} Work;
+
+static Work make_work(const Heads *in, char *base, int low) {
     int64_t most = 1;
     for (int64_t s = 0; s < in->spans; s++) {
         int64_t n = in->offsets[s + 1] - in->offsets[s];
         most = n > most ? n : most;
     }
-    return most;
+    Work w = {.window = in->window < 0 || in->window > most ? most : in->window, .wide = up(in->size, LANES)};
+    w.deep = low ? up(in->size, 32) : w.wide, w.blocks = blocks(most);
+    const int64_t keys = up(most, 32), deep = low ? w.deep / 2 : w.deep, across = up(deep, LANES) * spread(keys);
+    const int64_t band = up(2 * TILE + 2 * w.window, 32) < keys ? up(2 * TILE + 2 * w.window, 32) : keys;
+#define TAKE(count) (void *)(base + w.bytes); w.bytes += (size_t)up(count, LANES) * 4
+    w.key = TAKE(keys * deep);
+    w.across_key = TAKE(across);
+    w.value = TAKE(keys * deep);
+    w.across_value = TAKE(across);
+    w.query = TAKE(TILE * deep);
+    w.gradient = TAKE(TILE * deep);
+    w.scores = TAKE(TILE * band);
+    w.dscores = TAKE(TILE * band);
+    w.sums = TAKE(TILE * w.wide);
+    w.key_sums = TAKE(keys * w.wide);
+    w.value_sums = TAKE(keys * w.wide);
+    w.key_pairs = w.key, w.value_pairs = w.value, w.query_pairs = w.query, w.gradient_pairs = w.gradient;
+    w.weights = w.scores, w.slopes = w.dscores;
+    if (low) {
+        w.key_pairs = TAKE(keys * deep);
+        w.value_pairs = TAKE(keys * deep);
+        w.query_pairs = TAKE(TILE * deep);
+        w.gradient_pairs = TAKE(TILE * deep);
+        w.weights = TAKE(TILE / 2 * band);
+        w.slopes = TAKE(TILE / 2 * band);
+        w.turned = TAKE(TILE * band);
+    }
+    if (in->position) {
+        Positions *p = &w.positions;
+        p->width = spread(up(in->buckets, LANES) + LANES);
+        p->key = TAKE(up(in->buckets, 32) * w.wide);
+        p->query = TAKE(up(in->buckets, 32) * w.wide);
+        p->across_key = TAKE(w.wide * p->width);
+        p->across_query = TAKE(w.wide * p->width);
+        p->of_keys = TAKE(keys * p->width);
+        p->of_queries = TAKE(TILE * p->width);
+        p->dof_keys = TAKE(keys * p->width);
+        p->dof_queries = TAKE(TILE * p->width);
+    }
+#undef TAKE
+    return w;
 }
 
-/* Columns for the keys of a span and for the scores of a tile, and the window, at most as long as the longest span. */
-typedef struct {
-    int64_t keys, scores, window;
-} Room;
-
-INLINE Room make_room(const Heads *in) {
-    const int64_t most = longest(in), window = in->window < 0 || in->window > most ? most : in->window;
-    const int64_t band = padded(2 * TILE + 2 * window), keys = padded(most) + LANES;
-    return (Room){keys, band < keys ? band : keys, window};
-}
-
-/* A stride of at least `width` that is no large power of two, which would put all rows into the same few sets of the cache. */
-INLINE int64_t spread(int64_t width) { return width | LANES; }
+/* ---- scores of positions, in float ---- */
 
 /* The spans are divided into groups; one thread computes a group for one head. With positions, a group has many spans, since
  * their vectors are prepared and their gradients summed once a group; the number does not depend on the number of threads. */
@@ -123,30 +214,18 @@ INLINE int64_t spread(int64_t width) { return width | LANES; }
 
 INLINE int64_t groups(const Heads *in) { return in->position && in->spans > GROUPS ? GROUPS : in->spans; }
 
-/* Vectors of the buckets of one head, and the products of the keys (a row for each token of a span) and of the queries (a row
- * for each of a tile) with them. Rows of products and of transposed matrices have `width` columns. */
-typedef struct {
-    float *key, *query, *across_key, *across_query, *of_keys, *of_queries;
-    int64_t width;
-} Positions;
-
-INLINE int64_t positions_width(const Heads *in) { return in->position ? spread(padded(in->buckets) + LANES) : 0; }
-
-INLINE int64_t positions_size(const Heads *in, int64_t most, int64_t wide) {
-    return in->position ? 2 * in->buckets * wide + positions_width(in) * (2 * wide + most + TILE) : 0;
+/* Number of sums for the gradients of the vectors: two for each bucket of each head in each group. */
+INLINE size_t position_sums_of(const Heads *in) {
+    return in->position ? (size_t)(groups(in) * in->heads * 2 * in->buckets * up(in->size, LANES)) : 0;
 }
 
-INLINE Positions make_positions(const Heads *in, int64_t head, int64_t most, int64_t wide, float *room, int half) {
-    const int64_t size = in->size, count = in->buckets, stride = 2 * in->heads * size, width = positions_width(in);
-    Positions p = {.key = room, .query = room + count * wide, .across_key = room + 2 * count * wide, .width = width};
-    p.across_query = p.across_key + wide * width;
-    p.of_keys = p.across_query + wide * width;
-    p.of_queries = p.of_keys + most * width;
-    unpack(in->position, stride, head * size, count, size, p.key, wide, 1.0f, half);
-    unpack(in->position, stride, (in->heads + head) * size, count, size, p.query, wide, in->factor, half);
-    transpose(p.key, count, size, wide, p.across_key, width);
-    transpose(p.query, count, size, wide, p.across_query, width);
-    return p;
+INLINE void read_positions(const Heads *in, int64_t head, const Work *w, int half) {
+    const Positions *p = &w->positions;
+    const int64_t size = in->size, stride = 2 * in->heads * size;
+    read_rows(in, in->position, stride, head * size, in->buckets, -1, 0, p->key, w->wide, half, 0);
+    read_rows(in, in->position, stride, (in->heads + head) * size, in->buckets, -1, 0, p->query, w->wide, half, 0);
+    transpose(p->key, w->wide, in->buckets, w->wide, p->across_key, p->width);
+    transpose(p->query, w->wide, in->buckets, w->wide, p->across_query, p->width);
 }
 
 /* Buckets of the distances between queries and keys: from the last key to the first query, and the reverse. */
@@ -161,506 +240,277 @@ INLINE Range make_range(const Heads *in, int64_t query, int64_t queries, int64_t
 }
 
 /* The products of the n keys of a span. */
-INLINE void positions_of_keys(const Heads *in, const Positions *p, const float *key, int64_t n, int64_t wide) {
+INLINE void positions_of_keys(const Heads *in, const Work *w, int64_t n) {
+    const Positions *p = &w->positions;
     for (int64_t k = 0; k < n; k += TILE) {
         const int64_t rows = n - k < TILE ? n - k : TILE;
         const Range range = make_range(in, 0, n, k, rows);
-        product(rows, padded(range.count), in->size, key + k * wide, wide, 1, p->across_query + range.low, p->width,
-                p->of_keys + k * p->width + range.low, p->width, 0);
+        product(rows, up(range.count, LANES), in->size, (Left){(float *)w->key + k * w->wide, w->wide, 1},
+                p->across_query + range.low, p->width, p->of_keys + k * p->width + range.low, p->width, 0, 0);
     }
 }
 
-/* Adds the scores of positions to those of `rows` queries from query q on. */
-INLINE void add_positions(const Heads *in, const Positions *p, const float *query, int64_t q, int64_t rows, int64_t n, int64_t wide,
-                          float *scores, int64_t width) {
+/* Adds the products of positions to those of `rows` queries from query q on. */
+INLINE void add_positions(const Heads *in, const Work *w, int64_t q, int64_t rows, int64_t n, int64_t width) {
+    const Positions *p = &w->positions;
     const Range range = make_range(in, q, rows, 0, n);
-    product(rows, padded(range.count), in->size, query, wide, 1, p->across_key + range.low, p->width, p->of_queries + range.low,
-            p->width, 0);
+    product(rows, up(range.count, LANES), in->size, (Left){w->query, w->wide, 1}, p->across_key + range.low, p->width,
+            p->of_queries + range.low, p->width, 0, 0);
     for (int64_t r = 0; r < rows; r++) {
         const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
         const float *of_query = p->of_queries + r * p->width, *of_keys = p->of_keys;
-        float *row = scores + r * width;
+        float *row = w->scores + r * width;
         for (int64_t j = 0; j < n; j++) row[j] += of_query[bucket[j]] + of_keys[j * p->width + bucket[j]];
     }
 }
 
-/* Queries `q` to `q + rows` of a span of n tokens, and their band: keys `low` to `high`, in `width` columns. `low` is a
- * multiple of 32, at which a block of the dropout mask begins, so that the mask does not depend on the window. */
+/* ---- the two passes ---- */
+
+/* How far it is from a job to the one that this thread probably takes next. */
 typedef struct {
-    int64_t q, rows, low, high, width;
-} Tile;
+    int64_t tokens, column;
+} Step;
 
-INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
-    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window ? (q - window) / 32 * 32 : 0;
-    const int64_t high = n - q - rows > window ? q + rows + window : n;
-    return (Tile){q, rows, low, high, padded(high - low)};
+INLINE Step next_job(const Heads *in, int64_t job, int64_t parts) {
+    const int64_t last = parts * in->heads - 1, next = job + omp_get_num_threads() < last ? job + omp_get_num_threads() : last;
+    const int64_t tokens = in->offsets[in->spans * (next / in->heads) / parts] - in->offsets[in->spans * (job / in->heads) / parts];
+    return (Step){tokens, (next % in->heads - job % in->heads) * in->size};
 }
 
-/* One row sees columns [from, to) of the band; [first, last) are the whole vectors that contain them. */
-typedef struct {
-    int64_t from, to, first, last;
-} Seen;
-
-INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
-    const int64_t i = tile->q + r - tile->low, end = tile->high - tile->low;
-    const int64_t from = i > window ? i - window : 0, to = end - i > window ? i + window + 1 : end;
-    return (Seen){from, to, from / LANES * LANES, padded(to)};
-}
-
-/* Sets the scores before column `from`, in its vector, to -INFINITY, so that their probabilities are 0. */
-INLINE void hide(float *row, const Seen *seen) {
-    if (seen->from == seen->first) return;
-    vec v = *(vec_u *)(row + seen->first);
-    *(vec_u *)(row + seen->first) = choose((ivec)LANE < (int)(seen->from - seen->first), splat(-INFINITY), v);
-}
-
-/* Zeros the columns of the band outside of [first, last); an element has `bytes` bytes. */
-INLINE void clear(void *row, const Seen *seen, int64_t width, int64_t bytes) {
-    if (seen->first > 0) memset(row, 0, (size_t)(seen->first * bytes));
-    if (seen->last < width) memset((char *)row + seen->last * bytes, 0, (size_t)((width - seen->last) * bytes));
-}
-
-/* Dropout factors of the probabilities of a query, for the columns that it sees. */
-INLINE void keep_row(const Drop *drop, int64_t token, int64_t head, int64_t heads, int64_t across, int64_t low,
-                     const Seen *seen, float *to) {
-    uint64_t base = (uint64_t)((token * heads + head) * across + low / 32);
-    for (int64_t c = seen->first / 32 * 32; c < seen->to; c += 32) {
-        vec even, odd;
-        keep(drop, base + (uint64_t)(c / 32), &even, &odd);
-        *(vec_u *)(to + c) = even;
-        *(vec_u *)(to + c + 16) = odd;
-    }
-}
-
-INLINE int attend_any(const Heads *in, void *out, float *normalizer, int64_t seed, int64_t threshold, int half) {
-    const Room room = make_room(in);
-    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, wide = padded(size);
-    const int64_t before = 3 * most * wide + TILE * (band + 2 * wide) + band + 2 * LANES;
-    const int64_t each = before + positions_size(in, most, wide), parts = groups(in);
+/* The share of a thread in each pass. The parallel region is around the calls: a compiler splits it off before it inlines, and
+ * `half` and `low` would not be constants inside. */
+INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer, int64_t seed, int64_t threshold, int half,
+                   int low) {
+    const int64_t size = in->size, ours = in->heads * size, parts = groups(in), pair = low ? 2 : 1;
     const float factor = in->factor;
-    Drop drop = make_drop(seed, threshold);
-    float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
-    if (!scratch) return 1;
-#pragma omp parallel
-    {
-        float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
-        float *query = value + most * wide, *scores = query + TILE * wide, *sums = scores + TILE * band;
-        float *mask = sums + TILE * wide;
-        Positions positions;
+    const Drop drop = make_drop(seed, threshold);
+    const Work w = make_work(in, scratch, low);
+    const int64_t deep = w.deep / pair; /* units in a row */
+    if (low && has_tiles()) begin_tiles();
 #pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < parts * in->heads; job++) {
-            const int64_t head = job % in->heads, part = job / in->heads;
-            if (in->position) positions = make_positions(in, head, most, wide, key + before, half);
-            for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
-                const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(padded(n));
-                const int64_t origin = start * in->stride + head * size;
-                unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-                transpose(key, n, size, wide, across_key, apart);
-                unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-                if (in->position) positions_of_keys(in, &positions, key, n, wide);
-                for (int64_t q = 0; q < n; q += TILE) {
-                    const Tile tile = make_tile(q, n, window);
-                    const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                    unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                    product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
-                    if (in->position) add_positions(in, &positions, query, q, rows, n, wide, scores, width);
-                    for (int64_t r = 0; r < rows; r++) {
-                        float *row = scores + r * width;
-                        const Seen seen = make_seen(&tile, r, window);
-                        hide(row, &seen);
-                        clear(row, &seen, width, sizeof(float));
-                        const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0);
-                        vec sum = {0};
-                        for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                            vec e = exponential(*(vec_u *)(row + c) - top, 0);
-                            if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
-                            *(vec_u *)(row + c) = e;
+    for (int64_t job = 0; job < parts * in->heads; job++) {
+        const int64_t head = job % in->heads, part = job / in->heads;
+        if (in->position) read_positions(in, head, &w, half);
+        for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
+            const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(up(n, 32));
+            const size_t origin = (size_t)(start * in->stride + head * size);
+            const Step next = next_job(in, job, parts);
+            const int64_t ahead = next.tokens * in->stride + next.column;
+            read_rows(in, in->key, in->stride, origin, n, start, ahead, w.key, w.deep, half, low);
+            transpose(w.key, deep, up(n, 32), deep, w.across_key, apart);
+            read_rows(in, in->value, in->stride, origin, n, -1, ahead, w.value, w.deep, half, low);
+            if (low) pair_rows(w.value, up(n, 32), w.deep, w.value_pairs);
+            if (in->position) positions_of_keys(in, &w, n);
+            for (int64_t q = 0; q < n; q += TILE) {
+                const Tile tile = make_tile(q, n, w.window);
+                const int64_t rows = tile.rows, width = tile.width;
+                /* Scores */
+                read_rows(in, in->query, in->stride, origin + q * in->stride, rows, start + q, ahead, w.query, w.deep, half, low);
+                product(rows, width, units(size, low), (Left){w.query, deep, 1}, (uint32_t *)w.across_key + tile.low,
+                        apart, w.scores, width, 0, low);
+                if (in->position) add_positions(in, &w, q, rows, n, width);
+                /* Softmax, without the division */
+                float inverse[TILE];
+                for (int64_t r = 0; r < rows; r++) {
+                    const float *row = w.scores + r * width;
+                    const Seen seen = make_seen(&tile, r, w.window);
+                    vec high = splat(-INFINITY), sum = {0};
+                    for (int64_t c = seen.first; c < seen.last; c += LANES)
+                        high = maximum(visible(*(const vec_u *)(row + c), c, &seen, -INFINITY), high);
+                    const float top = largest(high) * factor;
+                    const uint64_t block = (uint64_t)(((start + q + r) * in->heads + head) * w.blocks + tile.low / 32);
+                    clear((char *)w.weights + r * width * 4 / pair, &seen, width, 4 / pair);
+                    for (int64_t c = seen.first; c < seen.last; c += 32) {
+                        vec mask[2] = {splat(1.0f), splat(1.0f)};
+                        if (threshold) keep(&drop, block + (uint64_t)c / 32, &mask[0], &mask[1]);
+                        for (int k = 0; k < 2; k++) {
+                            const int64_t column = c + k * LANES;
+                            vec e = visible(exponential(*(const vec_u *)(row + column) * factor - top, low), column, &seen, 0.0f);
                             sum += e;
-                        }
-                        const float all = total(sum), inverse = 1.0f / all;
-                        normalizer[(start + q + r) * in->heads + head] = top + logf(all);
-                        if (threshold) {
-                            keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                            for (int64_t c = seen.first; c < seen.to; c += LANES)
-                                *(vec_u *)(row + c) *= *(vec_u *)(mask + c) * inverse;
-                        } else {
-                            for (int64_t c = seen.first; c < seen.to; c += LANES) *(vec_u *)(row + c) *= inverse;
+                            store(w.weights, r * width + column, LANES, low, e * mask[k]);
                         }
                     }
-                    product(rows, wide, count, scores, width, 1, value + low * wide, wide, sums, wide, 0);
-                    repack(sums, rows, size, wide, out, in->heads * size, (start + q) * in->heads * size + head * size, 1.0f, half);
+                    const float all = total(sum);
+                    inverse[r] = 1.0f / all;
+                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
                 }
+                /* Weighted values */
+                product(rows, w.wide, units(tile.high - tile.low, low), (Left){w.weights, width / pair, 1},
+                        (uint32_t *)w.value_pairs + tile.low / pair * w.deep, w.deep, w.sums, w.wide, 0, low);
+                write_rows(in, w.sums, rows, w.wide, 0, inverse, -1, out, ours, (start + q) * ours + head * size, half);
             }
         }
     }
-    free(scratch);
-    return 0;
+    if (low && has_tiles()) end_tiles();
 }
 
 /* Gradients of query, key and value, in the same layout; `out` is the result of `attend`. */
-INLINE int attend_back_any(const Heads *in, const void *out, const float *normalizer, const void *dout, void *dquery, void *dkey,
-                           void *dvalue, void *dposition, int64_t seed, int64_t threshold, int half) {
-    const Room room = make_room(in);
-    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, wide = padded(size);
-    const int64_t before = 6 * most * wide + TILE * (3 * band + 4 * wide) + band + 2 * LANES, across_buckets = positions_width(in);
-    const int64_t each = before + positions_size(in, most, wide) + (most + TILE) * across_buckets, parts = groups(in);
+INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, const void *out, const float *normalizer,
+                        const void *dout, void *dquery, void *dkey, void *dvalue, void *dposition, int64_t seed, int64_t threshold,
+                        int half, int low) {
+    const int64_t size = in->size, ours = in->heads * size, parts = groups(in), pair = low ? 2 : 1, wide = up(size, LANES);
     const int64_t head_sums = 2 * in->buckets * wide; /* gradients of the vectors of one head, in one group */
     const float factor = in->factor;
-    Drop drop = make_drop(seed, threshold);
-    float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
-    float *position_sums = in->position ? calloc((size_t)(parts * in->heads * head_sums + 1), sizeof(float)) : NULL;
-    if (!scratch || (in->position && !position_sums)) {
-        free(scratch), free(position_sums);
-        return 1;
-    }
-#pragma omp parallel
-    {
-        float *key = scratch + omp_get_thread_num() * each, *across_key = key + most * wide, *value = across_key + most * wide;
-        float *across_value = value + most * wide, *key_sums = across_value + most * wide, *value_sums = key_sums + most * wide;
-        float *query = value_sums + most * wide, *gradient = query + TILE * wide, *result = gradient + TILE * wide;
-        float *query_sums = result + TILE * wide, *scores = query_sums + TILE * wide, *dropped = scores + TILE * band;
-        float *slopes = dropped + TILE * band, *mask = slopes + TILE * band;
-        float *dof_keys = key + each - (most + TILE) * across_buckets, *dof_queries = dof_keys + most * across_buckets;
-        Positions positions;
+    const Drop drop = make_drop(seed, threshold);
+    const Work w = make_work(in, scratch, low);
+    const Positions *p = &w.positions;
+    const int64_t deep = w.deep / pair; /* units in a row */
+    if (low && has_tiles()) begin_tiles();
 #pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < parts * in->heads; job++) {
-            const int64_t head = job % in->heads, part = job / in->heads;
-            float *dposition_key = position_sums + job * head_sums, *dposition_query = dposition_key + in->buckets * wide;
-            if (in->position) positions = make_positions(in, head, most, wide, key + before, half);
-            for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
-                const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(padded(n));
-                const int64_t origin = start * in->stride + head * size;
-                const int64_t ours = in->heads * size;
-                unpack(in->key, in->stride, origin, n, size, key, wide, 1.0f, half);
-                transpose(key, n, size, wide, across_key, apart);
-                unpack(in->value, in->stride, origin, n, size, value, wide, 1.0f, half);
-                transpose(value, n, size, wide, across_value, apart);
-                memset(key_sums, 0, (size_t)(n * wide) * sizeof(float));
-                memset(value_sums, 0, (size_t)(n * wide) * sizeof(float));
-                if (in->position) {
-                    positions_of_keys(in, &positions, key, n, wide);
-                    memset(dof_keys, 0, (size_t)(n * across_buckets) * sizeof(float));
-                }
-                for (int64_t q = 0; q < n; q += TILE) {
-                    const Tile tile = make_tile(q, n, window);
-                    const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                    const int64_t at = (start + q) * ours + head * size;
-                    unpack(in->query, in->stride, origin + q * in->stride, rows, size, query, wide, factor, half);
-                    unpack(dout, ours, at, rows, size, gradient, wide, 1.0f, half);
-                    unpack(out, ours, at, rows, size, result, wide, 1.0f, half);
-                    product(rows, width, size, query, wide, 1, across_key + low, apart, scores, width, 0);
-                    if (in->position) add_positions(in, &positions, query, q, rows, n, wide, scores, width);
-                    product(rows, width, size, gradient, wide, 1, across_value + low, apart, slopes, width, 0);
-                    for (int64_t r = 0; r < rows; r++) {
-                        float *row = scores + r * width, *kept = dropped + r * width, *slope = slopes + r * width;
-                        const Seen seen = make_seen(&tile, r, window);
-                        hide(row, &seen);
-                        clear(kept, &seen, width, sizeof(float));
-                        clear(slope, &seen, width, sizeof(float));
-                        const float norm = normalizer[(start + q + r) * in->heads + head];
-                        vec sum = {0};
-                        for (int64_t c = 0; c < wide; c += LANES)
-                            sum += *(vec_u *)(gradient + r * wide + c) * *(vec_u *)(result + r * wide + c);
-                        const float delta = total(sum);
-                        if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                        for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                            vec p = exponential(*(vec_u *)(row + c) - norm, 0);
-                            if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
-                            vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
-                            *(vec_u *)(kept + c) = p * factors;
-                            *(vec_u *)(slope + c) = p * (*(vec_u *)(slope + c) * factors - delta);
-                        }
-                    }
-                    product(count, wide, rows, dropped, 1, width, gradient, wide, value_sums + low * wide, wide, 1);
-                    product(count, wide, rows, slopes, 1, width, query, wide, key_sums + low * wide, wide, 1);
-                    product(rows, wide, count, slopes, width, 1, key + low * wide, wide, query_sums, wide, 0);
-                    if (in->position) {
-                        const Range range = make_range(in, q, rows, 0, n);
-                        for (int64_t r = 0; r < rows; r++) {
-                            const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
-                            const float *slope = slopes + r * width;
-                            float *of_query = dof_queries + r * across_buckets;
-                            memset(of_query + range.low, 0, (size_t)range.count * sizeof(float));
-                            for (int64_t j = 0; j < n; j++) {
-                                of_query[bucket[j]] += slope[j];
-                                dof_keys[j * across_buckets + bucket[j]] += slope[j];
-                            }
-                        }
-                        product(rows, wide, range.count, dof_queries + range.low, across_buckets, 1,
-                                positions.key + range.low * wide, wide, query_sums, wide, 1);
-                        product(range.count, wide, rows, dof_queries + range.low, 1, across_buckets, query, wide,
-                                dposition_key + range.low * wide, wide, 1);
-                    }
-                    repack(query_sums, rows, size, wide, dquery, in->stride, origin + q * in->stride, factor, half);
-                }
-                for (int64_t k = 0; in->position && k < n; k += TILE) {
-                    const int64_t rows = n - k < TILE ? n - k : TILE;
-                    const Range range = make_range(in, 0, n, k, rows);
-                    const float *slope = dof_keys + k * across_buckets + range.low;
-                    product(rows, wide, range.count, slope, across_buckets, 1, positions.query + range.low * wide, wide,
-                            key_sums + k * wide, wide, 1);
-                    product(range.count, wide, rows, slope, 1, across_buckets, key + k * wide, wide,
-                            dposition_query + range.low * wide, wide, 1);
-                }
-                repack(key_sums, n, size, wide, dkey, in->stride, origin, 1.0f, half);
-                repack(value_sums, n, size, wide, dvalue, in->stride, origin, 1.0f, half);
+    for (int64_t job = 0; job < parts * in->heads; job++) {
+        const int64_t head = job % in->heads, part = job / in->heads;
+        float *dposition_key = position_sums + job * head_sums, *dposition_query = dposition_key + in->buckets * wide;
+        if (in->position) read_positions(in, head, &w, half);
+        for (int64_t span = in->spans * part / parts; span < in->spans * (part + 1) / parts; span++) {
+            const int64_t start = in->offsets[span], n = in->offsets[span + 1] - start, apart = spread(up(n, 32));
+            const size_t origin = (size_t)(start * in->stride + head * size);
+            const Step next = next_job(in, job, parts);
+            const int64_t ahead = next.tokens * in->stride + next.column;
+            read_rows(in, in->key, in->stride, origin, n, start, ahead, w.key, w.deep, half, low);
+            read_rows(in, in->value, in->stride, origin, n, -1, ahead, w.value, w.deep, half, low);
+            transpose(w.key, deep, up(n, 32), deep, w.across_key, apart);
+            transpose(w.value, deep, up(n, 32), deep, w.across_value, apart);
+            if (low) pair_rows(w.key, up(n, 32), w.deep, w.key_pairs);
+            memset(w.key_sums, 0, (size_t)(up(n, 32) * wide) * sizeof(float));
+            memset(w.value_sums, 0, (size_t)(up(n, 32) * wide) * sizeof(float));
+            if (in->position) {
+                positions_of_keys(in, &w, n);
+                memset(p->dof_keys, 0, (size_t)(n * p->width) * sizeof(float));
             }
-        }
-        /* The sums of all groups, in order. */
-#pragma omp for
-        for (int64_t side = 0; side < (in->position ? 2 * in->heads : 0); side++) {
-            const int64_t head = side % in->heads, which = side / in->heads;
-            float *whole = position_sums + head * head_sums + which * in->buckets * wide;
-            for (int64_t part = 1; part < parts; part++)
-                for (int64_t i = 0; i < in->buckets * wide; i++) whole[i] += whole[part * in->heads * head_sums + i];
-            repack(whole, in->buckets, size, wide, dposition, 2 * in->heads * size, side * size, which ? factor : 1.0f, half);
-        }
-    }
-    free(scratch), free(position_sums);
-    return 0;
-}
-
-#ifdef __AVX512BF16__
-/* The same with products of bfloat16 pairs, which these processors multiply twice as fast as floats. A pair has 32 bits.
- * Operand B of a product holds rows 2p and 2p + 1 of a matrix as pairs, operand A pairs along the dimension that is summed.
- * Requires a head size that is a multiple of 16. */
-INLINE void micro_pairs(int m, int nv, int64_t k, const uint32_t *a, int64_t ai, int64_t aj, const uint32_t *b, int64_t ldb, float *c,
-                        int64_t ldc, int add) {
-    __m512 sum[MR][NR];
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < nv; j++) sum[i][j] = add ? _mm512_loadu_ps(c + i * ldc + j * LANES) : _mm512_setzero_ps();
-    for (int64_t p = 0; p < k; p++) {
-        __m512bh row[NR];
-        for (int j = 0; j < nv; j++) row[j] = (__m512bh)_mm512_loadu_si512(b + p * ldb + j * LANES);
-        for (int i = 0; i < m; i++) {
-            __m512bh pair = (__m512bh)_mm512_set1_epi32((int)a[i * ai + p * aj]);
-            for (int j = 0; j < nv; j++) sum[i][j] = _mm512_dpbf16_ps(sum[i][j], pair, row[j]);
-        }
-    }
-    for (int i = 0; i < m; i++)
-        for (int j = 0; j < nv; j++) _mm512_storeu_ps(c + i * ldc + j * LANES, sum[i][j]);
-}
-
-#define micro micro_pairs
-static void product_pairs(int64_t m, int64_t n, int64_t k, const uint32_t *a, int64_t ai, int64_t aj, const uint32_t *b, int64_t ldb,
-                          float *c, int64_t ldc, int add) {
-    int64_t j = 0;
-    for (; j + NR * LANES <= n; j += NR * LANES) { STRIP(NR) }
-    for (; j + 2 * LANES <= n; j += 2 * LANES) { STRIP(2) }
-    for (; j < n; j += LANES) { STRIP(1) }
-}
-#undef micro
-
-/* Combines rows 2p and 2p + 1: `to` has (rows + 1) / 2 rows of `columns` pairs; a missing last row counts as zeros. */
-INLINE void zip(const uint16_t *from, int64_t stride, int64_t rows, int64_t columns, uint32_t *to, int64_t width) {
-    for (int64_t r = 0; r < rows; r += 2)
-        for (int64_t c = 0; c < columns; c += LANES) {
-            uvec low = __builtin_convertvector(*(const hvec_u *)(from + r * stride + c), uvec), high = {0};
-            if (r + 1 < rows) high = __builtin_convertvector(*(const hvec_u *)(from + (r + 1) * stride + c), uvec);
-            uvec pair = low | (high << 16);
-            memcpy(to + (r / 2) * width + c, &pair, sizeof pair);
-        }
-}
-
-/* Transposes a square of 16 x 16 pairs: first within quarters of the vectors, then the quarters. */
-INLINE void transpose_block(__m512i *r) {
-    __m512i t[LANES];
-    for (int i = 0; i < LANES; i += 2) {
-        t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
-        t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < LANES; i += 4)
-        for (int k = 0; k < 2; k++) {
-            r[i + 2 * k] = _mm512_unpacklo_epi64(t[i + k], t[i + k + 2]);
-            r[i + 2 * k + 1] = _mm512_unpackhi_epi64(t[i + k], t[i + k + 2]);
-        }
-    for (int i = 0; i < LANES; i += 8)
-        for (int k = 0; k < 4; k++) {
-            t[i + k] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0x88);
-            t[i + k + 4] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0xdd);
-        }
-    for (int k = 0; k < 8; k++) {
-        r[k] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0x88);
-        r[k + 8] = _mm512_shuffle_i32x4(t[k], t[k + 8], 0xdd);
-    }
-}
-
-/* Transposes in pairs of columns to size / 2 rows of `width` >= rows pairs, padded with zeros. */
-INLINE void transpose_pairs(const uint16_t *from, int64_t stride, int64_t rows, int64_t size, uint32_t *to, int64_t width) {
-    for (int64_t block = 0; block < width; block += LANES)
-        for (int64_t c = 0; c < size / 2; c += LANES) {
-            const int columns = some(c, size / 2);
-            const __mmask16 inside = (__mmask16)((1u << columns) - 1u);
-            __m512i square[LANES];
-            for (int i = 0; i < LANES; i++)
-                square[i] = _mm512_maskz_loadu_epi32(block + i < rows ? inside : 0, from + (block + i) * stride + 2 * c);
-            transpose_block(square);
-            for (int i = 0; i < columns; i++) _mm512_storeu_si512(to + (c + i) * width + block, square[i]);
-        }
-}
-
-static int attend_pairs(const Heads *in, uint16_t *out, float *normalizer, int64_t seed, int64_t threshold) {
-    const Room room = make_room(in);
-    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, ours = in->heads * size;
-    const int64_t each = most * size + TILE * (band + band / 2 + size) + band + 2 * LANES;
-    const float factor = in->factor;
-    Drop drop = make_drop(seed, threshold);
-    float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
-    if (!scratch) return 1;
-#pragma omp parallel
-    {
-        float *scores = scratch + omp_get_thread_num() * each, *sums = scores + TILE * band, *mask = sums + TILE * size;
-        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *value = across_key + most * size / 2;
-        uint16_t *weights = (uint16_t *)(value + most * size / 2);
-#pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < in->spans * in->heads; job++) {
-            const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
-            const int64_t origin = start * in->stride + head * size;
-            const uint16_t *query = (const uint16_t *)in->query + origin;
-            transpose_pairs((const uint16_t *)in->key + origin, in->stride, n, size, across_key, apart);
-            zip((const uint16_t *)in->value + origin, in->stride, n, size, value, size);
             for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, window);
-                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                product_pairs(rows, width, size / 2, (const uint32_t *)(query + q * in->stride), in->stride / 2, 1,
-                              across_key + low, apart, scores, width, 0);
+                const Tile tile = make_tile(q, n, w.window);
+                const int64_t rows = tile.rows, width = tile.width, count = tile.high - tile.low, bytes = 4 / pair;
+                const size_t at = (size_t)((start + q) * ours + head * size);
+                /* Scores, and gradients of the probabilities before dropout */
+                read_rows(in, in->query, in->stride, origin + q * in->stride, rows, start + q, ahead, w.query, w.deep, half, low);
+                for (int64_t r = 0; r < rows; r++)
+                    prefetch(out, (int64_t)at + r * ours + next.tokens * ours + next.column, size, half);
+                read_rows(in, dout, ours, at, rows, -1, next.tokens * ours + next.column, w.gradient, w.deep, half, low);
+                product(rows, width, units(size, low), (Left){w.query, deep, 1}, (uint32_t *)w.across_key + tile.low,
+                        apart, w.scores, width, 0, low);
+                if (in->position) add_positions(in, &w, q, rows, n, width);
+                product(rows, width, units(size, low), (Left){w.gradient, deep, 1},
+                        (uint32_t *)w.across_value + tile.low, apart, w.dscores, width, 0, low);
+                /* Probabilities, and gradients of the scores */
                 for (int64_t r = 0; r < rows; r++) {
-                    float *row = scores + r * width;
-                    const Seen seen = make_seen(&tile, r, window);
-                    hide(row, &seen);
-                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
-                    const float top = row_top(row, (size_t)seen.first, seen.to - seen.first, 0) * factor;
-                    vec sum = {0};
-                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec e = exponential(*(vec_u *)(row + c) * factor - top, 0);
-                        if (c + LANES > seen.to) e = choose((ivec)LANE < (int)(seen.to - c), e, (vec){0});
-                        *(vec_u *)(row + c) = e;
-                        sum += e;
-                    }
-                    const float all = total(sum), inverse = 1.0f / all;
-                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec p = *(vec_u *)(row + c) * inverse;
-                        store(weights, (size_t)(r * width + c), LANES, 1, threshold ? p * *(vec_u *)(mask + c) : p);
-                    }
-                }
-                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)weights, width / 2, 1, value + low / 2 * size,
-                              size, sums, size, 0);
-                repack(sums, rows, size, size, out, ours, (start + q) * ours + head * size, 1.0f, 1);
-            }
-        }
-    }
-    free(scratch);
-    return 0;
-}
-
-static int attend_back_pairs(const Heads *in, const uint16_t *out, const float *normalizer, const uint16_t *dout, uint16_t *dquery,
-                             uint16_t *dkey, uint16_t *dvalue, int64_t seed, int64_t threshold) {
-    const Room room = make_room(in);
-    const int64_t most = room.keys, band = room.scores, window = room.window, across = blocks(most);
-    const int64_t size = in->size, ours = in->heads * size;
-    const int64_t each = most * size * 4 + TILE * (4 * band + 2 * size) + band + 2 * LANES;
-    const float factor = in->factor;
-    Drop drop = make_drop(seed, threshold);
-    float *scratch = malloc((size_t)(omp_get_max_threads() * each) * sizeof(float));
-    if (!scratch) return 1;
-#pragma omp parallel
-    {
-        float *scores = scratch + omp_get_thread_num() * each, *slopes = scores + TILE * band;
-        float *query_sums = slopes + TILE * band, *key_sums = query_sums + TILE * size, *value_sums = key_sums + most * size;
-        float *mask = value_sums + most * size;
-        uint32_t *across_key = (uint32_t *)(mask + band + 2 * LANES), *across_value = across_key + most * size / 2;
-        uint32_t *key = across_value + most * size / 2, *query = key + most * size / 2, *gradient = query + TILE * size / 2;
-        uint32_t *zipped_weights = gradient + TILE * size / 2, *zipped_slopes = zipped_weights + TILE * band / 2;
-        uint16_t *weights = (uint16_t *)(zipped_slopes + TILE * band / 2), *low_slopes = weights + TILE * band;
-#pragma omp for schedule(dynamic)
-        for (int64_t job = 0; job < in->spans * in->heads; job++) {
-            const int64_t span = job / in->heads, head = job % in->heads, start = in->offsets[span];
-            const int64_t n = in->offsets[span + 1] - start, apart = spread(padded(n));
-            const int64_t origin = start * in->stride + head * size;
-            const uint16_t *own_key = (const uint16_t *)in->key + origin, *own_value = (const uint16_t *)in->value + origin;
-            transpose_pairs(own_key, in->stride, n, size, across_key, apart);
-            transpose_pairs(own_value, in->stride, n, size, across_value, apart);
-            zip(own_key, in->stride, n, size, key, size);
-            memset(key_sums, 0, (size_t)(n * size) * sizeof(float));
-            memset(value_sums, 0, (size_t)(n * size) * sizeof(float));
-            for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, window);
-                const int64_t rows = tile.rows, low = tile.low, count = tile.high - low, width = tile.width;
-                const int64_t at = (start + q) * ours + head * size;
-                const uint16_t *own_query = (const uint16_t *)in->query + origin + q * in->stride;
-                product_pairs(rows, width, size / 2, (const uint32_t *)own_query, in->stride / 2, 1, across_key + low,
-                              apart, scores, width, 0);
-                product_pairs(rows, width, size / 2, (const uint32_t *)(dout + at), ours / 2, 1, across_value + low, apart,
-                              slopes, width, 0);
-                for (int64_t r = 0; r < rows; r++) {
-                    float *row = scores + r * width, *slope = slopes + r * width;
-                    const Seen seen = make_seen(&tile, r, window);
-                    hide(row, &seen);
-                    clear(weights + r * width, &seen, width, sizeof(uint16_t));
-                    clear(low_slopes + r * width, &seen, width, sizeof(uint16_t));
+                    const float *row = w.scores + r * width, *drow = w.dscores + r * width;
+                    const Seen seen = make_seen(&tile, r, w.window);
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < size; c += LANES)
-                        sum += load(dout, (size_t)(at + r * ours + c), LANES, 1) * load(out, (size_t)(at + r * ours + c), LANES, 1);
+                        sum += load(dout, at + r * ours + c, some(c, size), half) * load(out, at + r * ours + c, some(c, size), half);
                     const float delta = total(sum);
-                    if (threshold) keep_row(&drop, start + q + r, head, in->heads, across, low, &seen, mask);
-                    for (int64_t c = seen.first; c < seen.to; c += LANES) {
-                        vec p = exponential(*(const vec_u *)(row + c) * factor - norm, 0);
-                        if (c + LANES > seen.to) p = choose((ivec)LANE < (int)(seen.to - c), p, (vec){0});
-                        vec factors = threshold ? *(vec_u *)(mask + c) : splat(1.0f);
-                        store(weights, (size_t)(r * width + c), LANES, 1, p * factors);
-                        store(low_slopes, (size_t)(r * width + c), LANES, 1, p * (*(const vec_u *)(slope + c) * factors - delta));
+                    const uint64_t block = (uint64_t)(((start + q + r) * in->heads + head) * w.blocks + tile.low / 32);
+                    clear((char *)w.weights + r * width * bytes, &seen, width, bytes);
+                    clear((char *)w.slopes + r * width * bytes, &seen, width, bytes);
+                    for (int64_t c = seen.first; c < seen.last; c += 32) {
+                        vec mask[2] = {splat(1.0f), splat(1.0f)};
+                        if (threshold) keep(&drop, block + (uint64_t)c / 32, &mask[0], &mask[1]);
+                        for (int k = 0; k < 2; k++) {
+                            const int64_t column = c + k * LANES;
+                            vec weight = visible(exponential(*(const vec_u *)(row + column) * factor - norm, low), column, &seen, 0.0f);
+                            vec slope = weight * (*(const vec_u *)(drow + column) * mask[k] - delta);
+                            store(w.weights, r * width + column, LANES, low, weight * mask[k]);
+                            store(w.slopes, r * width + column, LANES, low, slope);
+                        }
                     }
                 }
-                zip(weights, width, rows, width, zipped_weights, width);
-                zip(low_slopes, width, rows, width, zipped_slopes, width);
-                zip(own_query, in->stride, rows, size, query, size);
-                zip(dout + at, ours, rows, size, gradient, size);
-                const int64_t pairs = (rows + 1) / 2;
-                product_pairs(count, size, pairs, zipped_weights, 1, width, gradient, size, value_sums + low * size, size, 1);
-                product_pairs(count, size, pairs, zipped_slopes, 1, width, query, size, key_sums + low * size, size, 1);
-                product_pairs(rows, size, (count + 1) / 2, (const uint32_t *)low_slopes, width / 2, 1, key + low / 2 * size,
-                              size, query_sums, size, 0);
-                repack(query_sums, rows, size, size, dquery, in->stride, origin + q * in->stride, factor, 1);
+                if (low) { /* the sums over the queries are over whole tiles */
+                    memset((char *)w.weights + rows * width * bytes, 0, (size_t)((TILE - rows) * width * bytes));
+                    memset((char *)w.slopes + rows * width * bytes, 0, (size_t)((TILE - rows) * width * bytes));
+                    pair_rows(w.query, TILE, w.deep, w.query_pairs);
+                    pair_rows(w.gradient, TILE, w.deep, w.gradient_pairs);
+                }
+                /* Gradients */
+                product(count, wide, units(rows, low), transposed(w.weights, width, w.turned, low), w.gradient_pairs, w.deep,
+                        w.value_sums + tile.low * wide, wide, 1, low);
+                product(count, wide, units(rows, low), transposed(w.slopes, width, w.turned, low), w.query_pairs, w.deep,
+                        w.key_sums + tile.low * wide, wide, 1, low);
+                product(rows, wide, units(count, low), (Left){w.slopes, width / pair, 1},
+                        (uint32_t *)w.key_pairs + tile.low / pair * w.deep, w.deep, w.sums, wide, 0, low);
+                if (in->position) {
+                    const Range range = make_range(in, q, rows, 0, n);
+                    for (int64_t r = 0; r < rows; r++) {
+                        const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
+                        const float *slope = w.dscores + r * width;
+                        float *of_query = p->dof_queries + r * p->width;
+                        memset(of_query + range.low, 0, (size_t)range.count * sizeof(float));
+                        for (int64_t j = 0; j < n; j++) {
+                            of_query[bucket[j]] += slope[j];
+                            p->dof_keys[j * p->width + bucket[j]] += slope[j];
+                        }
+                    }
+                    const float *slope = p->dof_queries + range.low;
+                    product(rows, wide, range.count, (Left){slope, p->width, 1}, p->key + range.low * wide, wide, w.sums, wide, 1,
+                            0);
+                    product(range.count, wide, rows, (Left){slope, 1, p->width}, w.query, wide, dposition_key + range.low * wide,
+                            wide, 1, 0);
+                }
+                write_rows(in, w.sums, rows, wide, factor, NULL, start + q, dquery, in->stride, origin + q * in->stride, half);
             }
-            repack(key_sums, n, size, size, dkey, in->stride, origin, factor, 1);
-            repack(value_sums, n, size, size, dvalue, in->stride, origin, 1.0f, 1);
+            for (int64_t k = 0; in->position && k < n; k += TILE) {
+                const int64_t rows = n - k < TILE ? n - k : TILE;
+                const Range range = make_range(in, 0, n, k, rows);
+                const float *slope = p->dof_keys + k * p->width + range.low;
+                product(rows, wide, range.count, (Left){slope, p->width, 1}, p->query + range.low * wide, wide,
+                        w.key_sums + k * wide, wide, 1, 0);
+                product(range.count, wide, rows, (Left){slope, 1, p->width}, (float *)w.key + k * wide, wide,
+                        dposition_query + range.low * wide, wide, 1, 0);
+            }
+            write_rows(in, w.key_sums, n, wide, factor, NULL, start, dkey, in->stride, origin, half);
+            write_rows(in, w.value_sums, n, wide, 1.0f, NULL, -1, dvalue, in->stride, origin, half);
         }
     }
-    free(scratch);
-    return 0;
+    if (low && has_tiles()) end_tiles();
+    /* The sums of all groups, in order. */
+#pragma omp for
+    for (int64_t side = 0; side < (in->position ? 2 * in->heads : 0); side++) {
+        const int64_t head = side % in->heads, which = side / in->heads;
+        float *whole = position_sums + head * head_sums + which * in->buckets * wide;
+        for (int64_t part = 1; part < parts; part++)
+            for (int64_t i = 0; i < in->buckets * wide; i++) whole[i] += whole[part * in->heads * head_sums + i];
+        write_rows(in, whole, in->buckets, wide, factor, NULL, -1, dposition, 2 * in->heads * size, (size_t)(side * size), half);
+    }
 }
-#define PAIRS(half, size) ((half) && (size) % LANES == 0)
-#else
-#define PAIRS(half, size) 0
-#define attend_pairs(in, out, normalizer, seed, threshold) 1
-#define attend_back_pairs(in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold) 1
-#endif
 
+#define LAYOUT                                                                                                                 \
+    const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,                        \
+        const int64_t *offsets, int64_t spans, int64_t window, float factor, const float *cosine, const float *sine,           \
+        const void *position, const int32_t *bucket, int64_t buckets, int64_t reach
+#define HEADS                                                                                                                  \
+    Heads in = {query,  key,  value,    stride, size,   heads,   spans, offsets, window,                                       \
+                factor, cosine, sine, position, bucket, buckets, reach}
 #define ATTEND(name, half)                                                                                                     \
-    int attend_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,      \
-                      const int64_t *offsets, int64_t spans, int64_t window, float factor, const void *position,               \
-                      const int32_t *bucket, int64_t buckets, int64_t reach, void *out, float *normalizer, int64_t seed,       \
-                      int64_t threshold) {                                                                                     \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window, factor, position, bucket, buckets, reach}; \
-        if (PAIRS(half, size) && !position) return attend_pairs(&in, out, normalizer, seed, threshold);                        \
-        return attend_any(&in, out, normalizer, seed, threshold, half);                                                        \
+    int attend_##name(LAYOUT, void *out, float *normalizer, int64_t seed, int64_t threshold) {                                 \
+        HEADS;                                                                                                                 \
+        const int low = HAS_LOW && (half) && !position;                                                                          \
+        const size_t each = make_work(&in, NULL, low).bytes;                                                                   \
+        char *scratch = aligned_alloc(64, (size_t)omp_get_max_threads() * each);                                               \
+        if (!scratch) return 1;                                                                                                \
+        _Pragma("omp parallel") {                                                                                              \
+            char *own = scratch + (size_t)omp_get_thread_num() * each;                                                         \
+            if (low) attend(&in, own, out, normalizer, seed, threshold, half, 1);                                              \
+            else attend(&in, own, out, normalizer, seed, threshold, half, 0);                                                  \
+        }                                                                                                                      \
+        free(scratch);                                                                                                         \
+        return 0;                                                                                                              \
     }                                                                                                                          \
-    int attend_back_##name(const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads, \
-                           const int64_t *offsets, int64_t spans, int64_t window, float factor, const void *position,          \
-                           const int32_t *bucket, int64_t buckets, int64_t reach, const void *out, const float *normalizer,    \
-                           const void *dout, void *dquery, void *dkey, void *dvalue, void *dposition, int64_t seed,            \
-                           int64_t threshold) {                                                                                \
-        Heads in = {query, key, value, stride, size, heads, spans, offsets, window, factor, position, bucket, buckets, reach}; \
-        if (PAIRS(half, size) && !position)                                                                                    \
-            return attend_back_pairs(&in, out, normalizer, dout, dquery, dkey, dvalue, seed, threshold);                       \
-        return attend_back_any(&in, out, normalizer, dout, dquery, dkey, dvalue, dposition, seed, threshold, half);            \
+    int attend_back_##name(LAYOUT, const void *out, const float *normalizer, const void *dout, void *dq, void *dk, void *dv,   \
+                           void *dposition, int64_t seed, int64_t threshold) {                                                 \
+        HEADS;                                                                                                                 \
+        const int low = HAS_LOW && (half) && !position;                                                                          \
+        const size_t each = make_work(&in, NULL, low).bytes, sums = position_sums_of(&in);                                     \
+        char *scratch = aligned_alloc(64, (size_t)omp_get_max_threads() * each);                                               \
+        float *shared = calloc(sums + 1, sizeof(float));                                                                       \
+        if (scratch && shared) {                                                                                               \
+            _Pragma("omp parallel") {                                                                                          \
+                char *own = scratch + (size_t)omp_get_thread_num() * each;                                                     \
+                if (low) attend_back(&in, own, shared, out, normalizer, dout, dq, dk, dv, dposition, seed, threshold, half, 1); \
+                else attend_back(&in, own, shared, out, normalizer, dout, dq, dk, dv, dposition, seed, threshold, half, 0);    \
+            }                                                                                                                  \
+        }                                                                                                                      \
+        free(scratch), free(shared);                                                                                           \
+        return !scratch || !shared;                                                                                            \
     }
 ATTEND(float, 0)
 ATTEND(half, 1)

@@ -45,7 +45,14 @@ INLINE vec splat(float x) { return x - (vec){0}; }
 
 /* ---- loads and stores of `count` <= 16 elements, bfloat16 or float ---- */
 
-INLINE vec widen(hvec h) { return (vec)(__builtin_convertvector(h, uvec) << 16); }
+INLINE uvec extend(hvec h) {
+#ifdef __AVX512F__ /* GCC would do it in halves */
+    return (uvec)_mm512_cvtepu16_epi32((__m256i)h);
+#endif
+    return __builtin_convertvector(h, uvec);
+}
+
+INLINE vec widen(hvec h) { return (vec)(extend(h) << 16); }
 
 INLINE hvec narrow(vec x) { /* round to nearest, ties to even; NaN stays NaN */
 #ifdef __AVX512BF16__

@@ -245,10 +245,10 @@ class SelfAttention(nn.Module):
             return attend_in_spans(query, key, value, *bounds, self.window, unpadding.direction).reshape(hidden.shape)
         if unpadding.offsets is not None:
             flat = packed.flatten(0, -2)
-            if rotate is not None:
-                cosine, sine = rotate.cosine.flatten(0, -2), rotate.sine.flatten(0, -2)
-                flat = kernels.rotary(flat, self.num_heads, cosine, sine, torch.arange(len(flat)))
-            attended = kernels.attention(flat, self.num_heads, unpadding.offsets, self.dropout.active, self.window)
+            rotation = None if rotate is None else (rotate.cosine.flatten(0, -2), rotate.sine.flatten(0, -2))
+            attended = kernels.attention(
+                flat, self.num_heads, unpadding.offsets, self.dropout.active, self.window, rotation=rotation
+            )
             return attended.view(hidden.shape)
         query, key, value = packed.view(*packed.shape[:2], 3, self.num_heads, width).transpose(1, 3).unbind(2)
         if rotate is not None:
