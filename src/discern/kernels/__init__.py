@@ -401,7 +401,7 @@ class _Attention(torch.autograd.Function):
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
         normalizer = packed.new_empty(tokens, settings[0], dtype=torch.float32)
-        call("attend", packed.dtype, *_heads(*inputs, *settings), result, normalizer, *drop)
+        call("attend", packed.dtype, *_heads(inputs, *settings), result, normalizer, *drop)
         ctx.save_for_backward(*inputs, result, normalizer)
         ctx.settings, ctx.drop = settings, drop
         return result
@@ -411,7 +411,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, result, normalizer = ctx.saved_tensors
         dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[4])
-        given = (*_heads(*inputs, *ctx.settings), result, normalizer, gradient)
+        given = (*_heads(inputs, *ctx.settings), result, normalizer, gradient)
         call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, *ctx.drop)
         return dpacked, None, None, None, dpositions, None, None, None
 
@@ -454,19 +454,10 @@ def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
     return [ctypes.c_void_p(packed.data_ptr() + part * step) for part in range(3)]
 
 
-def _heads(
-    packed: Tensor,
-    offsets: Tensor,
-    cosine: Tensor | None,
-    sine: Tensor | None,
-    positions: Tensor | None,
-    buckets: Tensor | None,
-    num_heads: int,
-    window: int,
-    scale: float,
-) -> list[Any]:
+def _heads(inputs: Sequence[Any], num_heads: int, window: int, scale: float) -> list[Any]:
     """Arguments that describe the layout of heads and spans."""
+    packed, offsets, cosine, sine, positions, buckets = inputs
     three = packed.shape[1]
     layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, window, scale, cosine, sine]
-    rows, reach = (0, 0) if positions is None or buckets is None else (len(positions), (len(buckets) + 1) // 2)
+    rows, reach = (0, 0) if positions is None else (len(positions), (len(buckets) + 1) // 2)
     return [*_thirds(packed), *layout, positions, buckets, rows, reach]
