@@ -310,7 +310,7 @@ INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer,
                         apart, w.scores, width, 0, low);
                 if (in->position) add_positions(in, &w, q, rows, n, width);
                 /* Softmax, without the division */
-                float inverse[TILE];
+                float inverse[TILE], tops[TILE] = {0}, sums[TILE] = {0};
                 for (int64_t r = 0; r < rows; r++) {
                     const float *row = w.scores + r * width;
                     const Seen seen = make_seen(&tile, r, w.window);
@@ -330,10 +330,14 @@ INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer,
                             store(w.weights, r * width + column, LANES, low, e * mask[k]);
                         }
                     }
-                    const float all = total(sum);
-                    inverse[r] = 1.0f / all;
-                    normalizer[(start + q + r) * in->heads + head] = top + logf(all);
+                    tops[r] = top, sums[r] = total(sum);
                 }
+                for (int r = 0; r < TILE; r += LANES) {
+                    const vec all = *(vec_u *)(sums + r);
+                    *(vec_u *)(inverse + r) = 1.0f / all;
+                    *(vec_u *)(tops + r) += logarithm(all);
+                }
+                for (int64_t r = 0; r < rows; r++) normalizer[(start + q + r) * in->heads + head] = tops[r];
                 /* Weighted values */
                 product(rows, w.wide, units(tile.high - tile.low, low), (Left){w.weights, width / pair, 1},
                         (uint32_t *)w.value_pairs + tile.low / pair * w.deep, w.deep, w.sums, w.wide, 0, low);
