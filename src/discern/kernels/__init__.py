@@ -90,8 +90,7 @@ def _converted(argument: Any) -> Any:
 
 def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"] | None) -> Float[Tensor, "... F"]:
     """GELU(x + bias), by the error function."""
-    needed = torch.is_grad_enabled() and (x.requires_grad or (bias is not None and bias.requires_grad))
-    return _BiasGelu.apply(x, bias, needed)  # type: ignore[no-any-return, no-untyped-call]
+    return _Gelu.apply("gelu", x, bias, x.shape[-1])  # type: ignore[no-any-return, no-untyped-call]
 
 
 def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = None) -> Float[Tensor, "... F"]:
@@ -99,7 +98,7 @@ def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = N
 
     Reference: Shazeer 2020, "GLU variants improve transformer".
     """
-    return _Geglu.apply(x, bias)  # type: ignore[no-any-return, no-untyped-call]
+    return _Gelu.apply("geglu", x, bias, x.shape[-1] // 2)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def dropout(x: Tensor, probability: float) -> Tensor:
@@ -143,41 +142,24 @@ def sample(logits: Float[Tensor, "M V"], uniforms: Float[Tensor, "M"], temperatu
     return ids
 
 
-class _BiasGelu(torch.autograd.Function):
+class _Gelu(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None, needed: bool) -> Tensor:
+    def forward(ctx: Any, name: str, x: Tensor, bias: Tensor | None, columns: int) -> Tensor:
         x = x.contiguous()
-        result, slope = torch.empty_like(x), torch.empty_like(x) if needed else None
-        call("gelu", x.dtype, x, bias, result, slope, *rows_of(x))
-        ctx.save_for_backward(slope, bias)
-        return result
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None, None]:
-        slope, bias = ctx.saved_tensors
-        dx, dbias = torch.empty_like(slope), _like(bias)
-        call("gelu_back", slope.dtype, slope, gradient, dx, dbias, *rows_of(slope))
-        return dx, dbias, None
-
-
-class _Geglu(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, bias: Tensor | None) -> Tensor:
-        x = x.contiguous()
-        result = x.new_empty(*x.shape[:-1], x.shape[-1] // 2)
-        call("geglu", x.dtype, x, bias, result, *rows_of(result))
-        # The input alone: the backward pass needs both halves of it, and computes the rest again.
+        result = x.new_empty(*x.shape[:-1], columns)
+        call(name, x.dtype, x, bias, result, *rows_of(result))
+        # The input alone: the backward pass computes the derivative again.
         ctx.save_for_backward(x, bias)
+        ctx.name = name
         return result
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor | None]:
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         x, bias = ctx.saved_tensors
         dx, dbias = torch.empty_like(x), _like(bias)
-        call("geglu_back", x.dtype, x, bias, gradient, dx, dbias, *rows_of(gradient))
-        return dx, dbias
+        call(f"{ctx.name}_back", x.dtype, x, bias, gradient, dx, dbias, *rows_of(gradient))
+        return None, dx, dbias, None
 
 
 class _Dropout(torch.autograd.Function):
@@ -214,38 +196,32 @@ class _Norm(torch.autograd.Function):
         limit: int,
         want_low: bool,
     ) -> tuple[Tensor, Tensor | None]:
+        # In order: the sum, and its LayerNorm in float32 and in bfloat16.
+        wanted = (torch.float32, torch.float32 if not (keeps_sum and want_low) else None, torch.bfloat16 if want_low else None)
+        results = [None if dtype is None else torch.empty(part.shape, dtype=dtype) for dtype in wanted]
         rows, columns = rows_of(part)
-        given = (part, bias, residual, gain, torch.zeros_like(gain) if shift is None else shift)
-        settings = (rows, columns, epsilon, seed, limit)
-        full, low = (torch.empty(part.shape, dtype=dtype) for dtype in (torch.float32, torch.bfloat16))
         mean, deviation = (torch.empty(rows) for _ in range(2))
-        results: tuple[Tensor, Tensor | None]
-        if keeps_sum:
-            saved, values = torch.empty(part.shape), full if not want_low else low
-            call("add_norm", part.dtype, *given, saved, *((None, low) if want_low else (full, None)), mean, deviation, *settings)
-            results = saved, values
-        else:
-            saved, results = torch.empty(part.shape), (full, low if want_low else None)
-            call("norm", part.dtype, *given, *results, saved, deviation, *settings)
-        ctx.save_for_backward(saved, mean, deviation, gain)
-        ctx.keeps_sum, ctx.dtype, ctx.drop = keeps_sum, part.dtype, (seed, limit)
+        settings = (rows, columns, epsilon, seed, limit)
+        call("norm", part.dtype, part, bias, residual, gain, shift, *results, mean, deviation, *settings)
+        ctx.save_for_backward(results[0], mean, deviation, gain)
+        ctx.keeps_sum, ctx.want_low, ctx.dtype, ctx.drop = keeps_sum, want_low, part.dtype, (seed, limit)
         ctx.needs = residual is not None, bias is not None, shift is not None
         ctx.set_materialize_grads(False)
-        return results
+        returned = [result for result in results[not keeps_sum :] if result is not None]
+        return returned[0], returned[1] if len(returned) == 2 else None
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, first: Tensor | None, second: Tensor | None) -> tuple[Tensor | None, ...]:
-        saved, mean, deviation, gain = ctx.saved_tensors
-        likes = (saved, gain, gain)
+        total, mean, deviation, gain = ctx.saved_tensors
+        likes = (total, gain, gain)
         dresidual, dbias, dshift = (torch.empty_like(like) if need else None for like, need in zip(likes, ctx.needs, strict=True))
-        dpart, dgain = torch.empty_like(saved, dtype=ctx.dtype), torch.empty_like(gain)
-        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(saved), *ctx.drop)
-        if ctx.keeps_sum:
-            low = second is not None and second.dtype == torch.bfloat16
-            call("add_norm_back", ctx.dtype, first, second, low, saved, mean, deviation, gain, *results)
-        else:
-            call("norm_back", ctx.dtype, first, second, saved, deviation, gain, *results)
+        dpart, dgain = torch.empty_like(total, dtype=ctx.dtype), torch.empty_like(gain)
+        dsum, dvalues, dlow = (first, second, None) if ctx.keeps_sum else (None, first, second)
+        if ctx.keeps_sum and ctx.want_low:
+            dvalues, dlow = None, second
+        results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(total), *ctx.drop)
+        call("norm_back", ctx.dtype, dsum, dvalues, dlow, total, mean, deviation, gain, *results)
         return None, dpart, dbias, dresidual, dgain, dshift, None, None, None, None
 
 

@@ -52,10 +52,8 @@ INLINE void rotate(const void *from, size_t at, int from_half, void *to, size_t 
     }
 }
 
-/* The processor does not foresee the next of short pieces that are far apart. */
 INLINE void prefetch(const void *from, int64_t at, int64_t size, int half) {
-    const int64_t bytes = half ? 2 : 4;
-    for (int64_t b = 0; b < size * bytes; b += 64) __builtin_prefetch((const char *)from + at * bytes + b);
+    for (int64_t c = 0; c < size; c += half ? 32 : 16) fetch(from, (size_t)(at + c), half);
 }
 
 /* Rows of one head from element `at` on, with zeros to multiples of 32 rows and of `deep` columns. `token`: the row of the tables
@@ -163,11 +161,11 @@ static Work make_work(const Heads *in, char *base, int low) {
         int64_t n = in->offsets[s + 1] - in->offsets[s];
         most = n > most ? n : most;
     }
-    Work w = {.window = in->window < 0 || in->window > most ? most : in->window, .wide = up(in->size, LANES)};
+    Work w = {.window = in->window < 0 || in->window > most ? most : in->window, .wide = up(in->size, BLOCK)};
     w.deep = low ? up(in->size, 32) : w.wide, w.blocks = blocks(most);
-    const int64_t keys = up(most, 32), deep = low ? w.deep / 2 : w.deep, across = up(deep, LANES) * spread(keys);
+    const int64_t keys = up(most, 32), deep = low ? w.deep / 2 : w.deep, across = up(deep, BLOCK) * spread(keys);
     const int64_t band = up(2 * TILE + 2 * w.window, 32) < keys ? up(2 * TILE + 2 * w.window, 32) : keys;
-#define TAKE(count) (void *)(base + w.bytes); w.bytes += (size_t)up(count, LANES) * 4
+#define TAKE(count) (void *)(base + w.bytes); w.bytes += (size_t)up(count, BLOCK) * 4
     w.key = TAKE(keys * deep);
     w.across_key = TAKE(across);
     w.value = TAKE(keys * deep);
@@ -192,7 +190,7 @@ static Work make_work(const Heads *in, char *base, int low) {
     }
     if (in->position) {
         Positions *p = &w.positions;
-        p->width = spread(up(in->buckets, LANES) + LANES);
+        p->width = spread(up(in->buckets, BLOCK) + BLOCK);
         p->key = TAKE(up(in->buckets, 32) * w.wide);
         p->query = TAKE(up(in->buckets, 32) * w.wide);
         p->across_key = TAKE(w.wide * p->width);
@@ -216,7 +214,7 @@ INLINE int64_t groups(const Heads *in) { return in->position && in->spans > GROU
 
 /* Number of sums for the gradients of the vectors: two for each bucket of each head in each group. */
 INLINE size_t position_sums_of(const Heads *in) {
-    return in->position ? (size_t)(groups(in) * in->heads * 2 * in->buckets * up(in->size, LANES)) : 0;
+    return in->position ? (size_t)(groups(in) * in->heads * 2 * in->buckets * up(in->size, BLOCK)) : 0;
 }
 
 INLINE void read_positions(const Heads *in, int64_t head, const Work *w, int half) {
@@ -321,9 +319,9 @@ INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer,
                     const uint64_t block = (uint64_t)(((start + q + r) * in->heads + head) * w.blocks + tile.low / 32);
                     clear((char *)w.weights + r * width * 4 / pair, &seen, width, 4 / pair);
                     for (int64_t c = seen.first; c < seen.last; c += 32) {
-                        vec mask[2] = {splat(1.0f), splat(1.0f)};
-                        if (threshold) keep(&drop, block + (uint64_t)c / 32, &mask[0], &mask[1]);
-                        for (int k = 0; k < 2; k++) {
+                        vec mask[32 / LANES];
+                        factors(&drop, block + (uint64_t)c / 32, mask);
+                        for (int k = 0; k < 32 / LANES; k++) {
                             const int64_t column = c + k * LANES;
                             vec e = visible(exponential(*(const vec_u *)(row + column) * factor - top, low), column, &seen, 0.0f);
                             sum += e;
@@ -352,7 +350,7 @@ INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer,
 INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, const void *out, const float *normalizer,
                         const void *dout, void *dquery, void *dkey, void *dvalue, void *dposition, int64_t seed, int64_t threshold,
                         int half, int low) {
-    const int64_t size = in->size, ours = in->heads * size, parts = groups(in), pair = low ? 2 : 1, wide = up(size, LANES);
+    const int64_t size = in->size, ours = in->heads * size, parts = groups(in), pair = low ? 2 : 1, wide = up(size, BLOCK);
     const int64_t head_sums = 2 * in->buckets * wide; /* gradients of the vectors of one head, in one group */
     const float factor = in->factor;
     const Drop drop = make_drop(seed, threshold);
@@ -408,9 +406,9 @@ INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, co
                     clear((char *)w.weights + r * width * bytes, &seen, width, bytes);
                     clear((char *)w.slopes + r * width * bytes, &seen, width, bytes);
                     for (int64_t c = seen.first; c < seen.last; c += 32) {
-                        vec mask[2] = {splat(1.0f), splat(1.0f)};
-                        if (threshold) keep(&drop, block + (uint64_t)c / 32, &mask[0], &mask[1]);
-                        for (int k = 0; k < 2; k++) {
+                        vec mask[32 / LANES];
+                        factors(&drop, block + (uint64_t)c / 32, mask);
+                        for (int k = 0; k < 32 / LANES; k++) {
                             const int64_t column = c + k * LANES;
                             vec weight = visible(exponential(*(const vec_u *)(row + column) * factor - norm, low), column, &seen, 0.0f);
                             vec slope = weight * (*(const vec_u *)(drow + column) * mask[k] - delta);

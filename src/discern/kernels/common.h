@@ -27,19 +27,27 @@ __attribute__((unused)) static int omp_get_thread_num(void) { return 0; }
 __attribute__((unused)) static int omp_get_num_threads(void) { return 1; }
 #endif
 
+#ifdef __AVX512F__
 #define LANES 16
-typedef float vec __attribute__((vector_size(64)));
-typedef int32_t ivec __attribute__((vector_size(64)));
-typedef uint32_t uvec __attribute__((vector_size(64)));
-typedef uint16_t hvec __attribute__((vector_size(32)));
-typedef float half_vec __attribute__((vector_size(32)));
-typedef float quarter_vec __attribute__((vector_size(16)));
-typedef float vec_u __attribute__((vector_size(64), aligned(4)));
+#else
+#define LANES 8 /* of 16, GCC would keep the halves in memory */
+#endif
+typedef float vec __attribute__((vector_size(4 * LANES)));
+typedef int32_t ivec __attribute__((vector_size(4 * LANES)));
+typedef uint32_t uvec __attribute__((vector_size(4 * LANES)));
+typedef uint16_t hvec __attribute__((vector_size(2 * LANES)));
+typedef float vec8 __attribute__((vector_size(32)));
+typedef float vec4 __attribute__((vector_size(16)));
+typedef float vec_u __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef hvec hvec_u __attribute__((aligned(2)));
 
 #define INLINE static inline __attribute__((always_inline))
 
+#if LANES == 16
 static const uvec LANE = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+#else
+static const uvec LANE = {0, 1, 2, 3, 4, 5, 6, 7};
+#endif
 
 INLINE vec splat(float x) { return x - (vec){0}; }
 
@@ -65,18 +73,25 @@ INLINE hvec narrow(vec x) { /* round to nearest, ties to even; NaN stays NaN */
     return __builtin_convertvector((rounded & ~nan) | (quiet & nan), hvec);
 }
 
+/* The rest of a row is loaded and stored without a call of memcpy, which would keep the vectors of a loop in memory. */
 INLINE vec load(const void *from, size_t at, int count, int half) {
     if (half) {
         const uint16_t *p = (const uint16_t *)from + at;
         if (count == LANES) return widen(*(const hvec_u *)p);
+#ifdef __AVX512BW__
+        return widen((hvec)_mm256_maskz_loadu_epi16((__mmask16)~(~0u << count), p));
+#endif
         hvec h = {0};
-        memcpy(&h, p, (size_t)count * 2);
+        for (int i = 0; i < count; i++) h[i] = p[i];
         return widen(h);
     }
     const float *p = (const float *)from + at;
     if (count == LANES) return *(const vec_u *)p;
+#ifdef __AVX512BW__
+    return (vec)_mm512_maskz_loadu_ps((__mmask16)~(~0u << count), p);
+#endif
     vec v = {0};
-    memcpy(&v, p, (size_t)count * 4);
+    for (int i = 0; i < count; i++) v[i] = p[i];
     return v;
 }
 
@@ -85,21 +100,39 @@ INLINE void store(void *to, size_t at, int count, int half, vec x) {
         uint16_t *p = (uint16_t *)to + at;
         hvec h = narrow(x);
         if (count == LANES) *(hvec_u *)p = h;
-        else memcpy(p, &h, (size_t)count * 2);
+        else
+#ifdef __AVX512BW__
+            _mm256_mask_storeu_epi16(p, (__mmask16)~(~0u << count), (__m256i)h);
+#else
+            for (int i = 0; i < count; i++) p[i] = h[i];
+#endif
         return;
     }
     float *p = (float *)to + at;
     if (count == LANES) *(vec_u *)p = x;
-    else memcpy(p, &x, (size_t)count * 4);
+    else
+#ifdef __AVX512BW__
+        _mm512_mask_storeu_ps(p, (__mmask16)~(~0u << count), (__m512)x);
+#else
+        for (int i = 0; i < count; i++) p[i] = x[i];
+#endif
 }
+
+/* Starts a load for later: processors do not foresee several sequences of short rows. */
+INLINE void fetch(const void *from, size_t at, int half) { __builtin_prefetch((const char *)from + at * (half ? 2 : 4)); }
 
 INLINE int some(int64_t at, int64_t end) { return end - at < LANES ? (int)(end - at) : LANES; }
 
-INLINE float total(vec x) { /* a tree: a chain of 16 additions would take longer than the loop before it */
-    union { vec whole; half_vec half[2]; } a = {x};
-    union { half_vec whole; quarter_vec half[2]; } b = {a.half[0] + a.half[1]};
-    quarter_vec q = b.half[0] + b.half[1];
-    return (q[0] + q[1]) + (q[2] + q[3]);
+INLINE float total(vec x) { /* a tree: a chain of additions would take longer than the loop before it */
+#if LANES == 16
+    union { vec whole; vec8 half[2]; } a = {x};
+    vec8 eight = a.half[0] + a.half[1];
+#else
+    vec8 eight = x;
+#endif
+    union { vec8 whole; vec4 half[2]; } b = {eight};
+    vec4 four = b.half[0] + b.half[1];
+    return (four[0] + four[1]) + (four[2] + four[3]);
 }
 
 INLINE vec choose(ivec which, vec yes, vec no) { return (vec)(((uvec)which & (uvec)yes) | (~(uvec)which & (uvec)no)); }
@@ -147,32 +180,6 @@ INLINE vec logarithm(vec x) {
     return p * r * r + r + __builtin_convertvector(n, vec) * 0.693147181f;
 }
 
-/* The normal distribution function at x, and e^(-x^2/2). Abramowitz and Stegun 7.1.26: absolute error 1.5e-7. */
-INLINE vec normal_cdf(vec x, vec *bell) {
-    vec size = (vec)((uvec)x & 0x7fffffffu) * 0.70710678118654752f;
-    vec t = 1.0f / (1.0f + 0.3275911f * size);
-    vec e = exponential(-size * size, 0);
-    vec p = splat(1.061405429f);
-    p = p * t - 1.453152027f;
-    p = p * t + 1.421413741f;
-    p = p * t - 0.284496736f;
-    p = p * t + 0.254829592f;
-    vec tail = 0.5f * p * t * e; /* 1 - cdf(|x|) */
-    *bell = e;
-    return choose(x < 0.0f, tail, 1.0f - tail);
-}
-
-/* The maximum of a row. */
-INLINE float row_top(const void *x, size_t row, int64_t columns, int half) {
-    vec high = splat(-INFINITY);
-    for (int64_t c = 0; c < columns; c += LANES) {
-        int n = some(c, columns);
-        vec v = load(x, row + c, n, half);
-        high = maximum(n == LANES ? v : choose((ivec)LANE < n, v, splat(-INFINITY)), high);
-    }
-    return largest(high);
-}
-
 /* ---- dropout: 16 bits per element from a keyed hash of its index, so that the backward pass gets the same mask ---- */
 
 typedef struct {
@@ -194,14 +201,18 @@ INLINE uvec mixed(uvec x) { /* a bijection of 32 bits with low bias (Wellons 201
     return x;
 }
 
-/* Factors of the 32 elements of block `block`: the first 16 in `low`, the rest in `high`. */
-INLINE void keep(const Drop *drop, uint64_t block, vec *low, vec *high) {
-    uvec x = LANE + (uint32_t)(block << 4);
-    x = mixed(x ^ drop->key1) + (drop->key2 ^ ((uint32_t)(block >> 28) * 0x9e3779b9u));
-    x = mixed(x);
-    uvec scale = (uvec)splat(drop->scale);
-    *low = (vec)((uvec)((x & 0xffffu) >= drop->threshold) & scale);
-    *high = (vec)((uvec)((x >> 16) >= drop->threshold) & scale);
+/* Factors of the 32 elements of block `block`: of the first 16 from the lower halves of hashes, of the rest from the upper ones. */
+INLINE void factors(const Drop *drop, uint64_t block, vec *to) {
+    for (int k = 0; k < 16 / LANES; k++) {
+        to[k] = to[k + 16 / LANES] = splat(1.0f);
+        if (!drop->threshold) continue;
+        uvec x = LANE + ((uint32_t)(block << 4) + (uint32_t)(k * LANES));
+        x = mixed(x ^ drop->key1) + (drop->key2 ^ ((uint32_t)(block >> 28) * 0x9e3779b9u));
+        x = mixed(x);
+        uvec scale = (uvec)splat(drop->scale);
+        to[k] = (vec)((uvec)((x & 0xffffu) >= drop->threshold) & scale);
+        to[k + 16 / LANES] = (vec)((uvec)((x >> 16) >= drop->threshold) & scale);
+    }
 }
 
 INLINE int64_t blocks(int64_t columns) { return (columns + 31) / 32; }
@@ -215,6 +226,16 @@ INLINE void share(int64_t rows, int64_t *first, int64_t *last) {
 
 /* Work below this many elements is not worth waking another thread for. */
 #define SMALL 16384
+
+/* Runs a call on every thread, for its rows `first` to `last`. An inline function that is called with a constant is compiled for
+ * it; if the function contained the parallel region, the constant would be a variable there, and be tested in the inner loops. */
+#define PARALLEL(call)                                  \
+    _Pragma("omp parallel if (rows * columns > SMALL)") \
+    {                                                   \
+        int64_t first, last;                            \
+        share(rows, &first, &last);                     \
+        call;                                           \
+    }
 
 /* Sums over rows, separate for each thread: `count` floats for the latest rows, which are added to `count` doubles every
  * EMPTY_EVERY rows. With many rows, a single chain of float additions would lose digits. */

@@ -14,27 +14,29 @@
 #define DISCERN_PRODUCTS_H
 #include "common.h"
 
+#define BLOCK 16 /* units to each side of what is transposed, and of a tile */
+
 INLINE int64_t up(int64_t n, int64_t step) { return (n + step - 1) / step * step; }
 
 /* A stride of at least `width` that is no large power of two, which would put all rows into the same few sets of the cache. */
-INLINE int64_t spread(int64_t width) { return width | LANES; }
+INLINE int64_t spread(int64_t width) { return width | BLOCK; }
 
 /* ---- forms of operands ---- */
 
 #ifdef __AVX512F__
 INLINE void transpose_block(const uint32_t *from, int64_t stride, uint32_t *to, int64_t width) {
-    __m512i r[LANES], t[LANES];
-    for (int i = 0; i < LANES; i++) r[i] = _mm512_loadu_si512(from + i * stride);
-    for (int i = 0; i < LANES; i += 2) { /* within quarters of the vectors, then the quarters */
+    __m512i r[BLOCK], t[BLOCK];
+    for (int i = 0; i < BLOCK; i++) r[i] = _mm512_loadu_si512(from + i * stride);
+    for (int i = 0; i < BLOCK; i += 2) { /* within quarters of the vectors, then the quarters */
         t[i] = _mm512_unpacklo_epi32(r[i], r[i + 1]);
         t[i + 1] = _mm512_unpackhi_epi32(r[i], r[i + 1]);
     }
-    for (int i = 0; i < LANES; i += 4)
+    for (int i = 0; i < BLOCK; i += 4)
         for (int k = 0; k < 2; k++) {
             r[i + 2 * k] = _mm512_unpacklo_epi64(t[i + k], t[i + k + 2]);
             r[i + 2 * k + 1] = _mm512_unpackhi_epi64(t[i + k], t[i + k + 2]);
         }
-    for (int i = 0; i < LANES; i += 8)
+    for (int i = 0; i < BLOCK; i += 8)
         for (int k = 0; k < 4; k++) {
             t[i + k] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0x88);
             t[i + k + 4] = _mm512_shuffle_i32x4(r[i + k], r[i + k + 4], 0xdd);
@@ -46,15 +48,15 @@ INLINE void transpose_block(const uint32_t *from, int64_t stride, uint32_t *to, 
 }
 #else
 INLINE void transpose_block(const uint32_t *from, int64_t stride, uint32_t *to, int64_t width) {
-    for (int c = 0; c < LANES; c++)
-        for (int r = 0; r < LANES; r++) to[c * width + r] = from[r * stride + c];
+    for (int c = 0; c < BLOCK; c++)
+        for (int r = 0; r < BLOCK; r++) to[c * width + r] = from[r * stride + c];
 }
 #endif
 
 /* Transposes `rows` rows of `units`, both rounded up to multiples of 16. */
 INLINE void transpose(const void *from, int64_t stride, int64_t rows, int64_t units, void *to, int64_t width) {
-    for (int64_t r = 0; r < rows; r += LANES)
-        for (int64_t c = 0; c < units; c += LANES)
+    for (int64_t r = 0; r < rows; r += BLOCK)
+        for (int64_t c = 0; c < units; c += BLOCK)
             transpose_block((const uint32_t *)from + r * stride + c, stride, (uint32_t *)to + c * width + r, width);
 }
 
@@ -71,7 +73,7 @@ INLINE void pair_rows(const void *from, int64_t rows, int64_t columns, void *to)
 /* ---- micro-kernels: m x n of C, k units; unit i, p of A is at i * row + p * step ---- */
 
 #define MR 6
-#define NR 4
+#define NR (LANES / 4) /* as many as there are registers for */
 
 #define MICRO(name, type, operand, broadcast, load_row, multiply_add)                                                          \
     INLINE void name(int m, int nv, int64_t k, const type *a, int64_t row, int64_t step, const type *b, int64_t ldb, float *c, \
