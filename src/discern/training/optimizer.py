@@ -275,14 +275,14 @@ class Muon(UpdateRule):
         # Every rank computes the change of the full matrix, and keeps its part.
         directions = list(map(full_tensor, parts, weights))
         torch._foreach_mul_(update.parameters, update.or_one(1 - update.rate * update.decay))
-        dtype = torch.bfloat16 if self.precision == "bfloat16" else torch.float32
+        dtype = getattr(torch, self.precision)
         by_shape: dict[torch.Size, list[int]] = {}
         for number, direction in enumerate(directions):
             by_shape.setdefault(direction.shape, []).append(number)
         for (rows, columns), numbers in by_shape.items():
             # Matrices of one shape in one product: a network has dozens, and each alone is too small to keep a GPU busy.
             stacked = torch.cat([directions[number] for number in numbers]).view(-1, rows // self.parts, columns)
-            changes = orthogonalized(stacked, dtype).to(stacked.dtype).reshape(len(numbers), rows, columns)
+            changes = orthogonalized(stacked, dtype).to(stacked).view(-1, rows, columns)
             if update.allowed is not None:
                 changes = changes * update.allowed
             scale = _RMS * math.sqrt(max(rows // self.parts, columns))
@@ -299,14 +299,13 @@ def orthogonalized(matrices: Float[Tensor, "N R C"], dtype: torch.dtype) -> Floa
     linear, cubic, quintic = _COEFFICIENTS
     tall = matrices.shape[1] > matrices.shape[2]
     current = matrices.to(dtype)
-    if tall:  # the products below are of the size of the shorter side
-        current = current.mT
     current = current / torch.linalg.matrix_norm(current, keepdim=True).clamp(min=_SMALLEST_NORM)
     for _ in range(NEWTON_SCHULZ_STEPS):
-        gram = current @ current.mT
+        gram = current.mT @ current if tall else current @ current.mT  # of the size of the shorter side
         polynomial = torch.baddbmm(gram, gram, gram, beta=cubic, alpha=quintic)
-        current = torch.baddbmm(current, polynomial, current, beta=linear)
-    return current.mT if tall else current
+        factors = (current, polynomial) if tall else (polynomial, current)
+        current = torch.baddbmm(current, *factors, beta=linear)
+    return current
 
 
 def adam_rule(config: OptimizerConfig) -> AdamRule:

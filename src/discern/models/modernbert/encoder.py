@@ -61,22 +61,20 @@ class ModernBertBlock(SumOfParts):
         self.contract = nn.Linear(inner, size, bias=config.feedforward_bias)
         self.dropout = Dropout(config.hidden_dropout)
 
-    def forward(self, states: States, unpadding: Unpadding, rotate: Rotation, following: nn.LayerNorm | None) -> States:
+    def forward(self, states: States, unpadding: Unpadding, rotate: Rotation, following: nn.LayerNorm) -> States:
         """The hidden states after this block.
 
         Args:
             states: the sum of the residuals, and the normalized states that attention reads.
             unpadding: layout of the batch, for the window of this block.
             rotate: rotation of its queries and keys.
-            following: LayerNorm of the next block's attention; None: this is the last block.
+            following: LayerNorm of the next block's attention, or the last of the encoder.
         """
         attended = self.attention(states.operand, unpadding, rotate)
         states = linear_residual_norm(
             self.attention.output, attended, states.values, self.feedforward_norm, self.dropout, keeps_sum=True
         )
         inner = linear_geglu(self.expand, states.operand)
-        if following is None:
-            return as_states(states.values + self.dropout(self.contract(inner)))
         return linear_residual_norm(self.contract, inner, states.values, following, self.dropout, keeps_sum=True)
 
 
@@ -148,10 +146,10 @@ class ModernBertEncoder(StackedEncoder):
         width = config.hidden_size // config.num_heads
         full = unpadding, rotation(config.full_rope_theta, width, position_ids)
         local = windowed, rotation(config.local_rope_theta, width, position_ids)
-        following = [*(block.attention_norm for block in self.blocks[1:]), None]
+        following = [*(block.attention_norm for block in self.blocks[1:]), self.final_norm]
         for layer, (block, norm) in enumerate(zip(self.blocks, following, strict=True)):
             states = self.run_block(block, states, *(full if config.is_full(layer) else local), norm)
-        return self.final_norm(states.values)  # type: ignore[no-any-return]
+        return states.operand
 
 
 def _norm(size: int, config: ModernBertConfig) -> nn.LayerNorm:
