@@ -1,12 +1,12 @@
 """Compare fine-tuning speed on SST-2 with transformers' Trainer, in turns, so that load on the machine affects both alike.
 
-    python benchmarks/finetune.py [--data glue/SST-2] [--tokenizer vocab.txt] [--rows 2000] [--rounds 3] [--precision float32]
-        [--model FOLDER]
+    python benchmarks/finetune.py [--data glue/SST-2] [--tokenizer vocab.txt] [--rows 2000] [--rounds 3] [--model FOLDER]
 
 Both train the same weights (new, or those of a folder) on the same number of rows, with the same batch size,
 learning rate, schedule, dropout and number of steps, and evaluate the whole dev set. The Trainer pads dynamically
 (DataCollatorWithPadding); discern batches rows of similar length. Only the training is timed, without start-up and evaluation:
-`train_runtime` of the Trainer, and the seconds of discern's loop. Prints Markdown. The Trainer needs `pip install accelerate`.
+`train_runtime` of the Trainer, and the seconds of discern's loop. Both run in float32 and in bfloat16, the Trainer also with
+torch_compile, whose compilation is part of its time. Prints Markdown. The Trainer needs `pip install accelerate`.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from typing import Any
 import torch
 
 BATCH, RATE, LENGTH = 32, 3e-4, 128
+PROGRAMS = [f"{name}, {precision}" for name in ("transformers", "discern") for precision in ("float32", "bfloat16")]
+PROGRAMS.insert(2, "transformers, bfloat16, compiled")
 
 
 def main() -> None:
@@ -34,30 +36,29 @@ def main() -> None:
     parser.add_argument("--model", type=Path, help="an export or a Hugging Face folder, instead of fresh weights")
     parser.add_argument("--rows", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--precision", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--peer", nargs=2, metavar=("MODEL", "SEED"), help=argparse.SUPPRESS)
+    parser.add_argument("--programs", nargs="+", default=PROGRAMS, help="what to run")
+    parser.add_argument("--peer", nargs=3, metavar=("MODEL", "SEED", "NAME"), help=argparse.SUPPRESS)
     request = parser.parse_args()
     if request.peer:
-        print(json.dumps(trainer(request.peer[0], int(request.peer[1]), request)))
+        print(json.dumps(trainer(request.peer[0], int(request.peer[1]), request.peer[2], request)))
         return
     with tempfile.TemporaryDirectory() as folder:
         model = request.model or fresh_model(Path(folder) / "model", request.tokenizer)
-        rounds: dict[str, list[dict[str, float]]] = {"transformers": [], "discern": []}
+        rounds: dict[str, list[dict[str, float]]] = {name: [] for name in request.programs}
         for seed in range(request.rounds):
-            rounds["transformers"].append(peer(model, seed))
-            rounds["discern"].append(ours(model, seed, request, Path(folder) / f"out-{seed}"))
             for name, results in rounds.items():
+                out = Path(folder) / f"{name}-{seed}"
+                results.append(ours(model, seed, name, request, out) if name.startswith("discern") else peer(model, seed, name))
                 print(f"seed {seed}, {name}: {results[-1]}", file=sys.stderr, flush=True)
-    print(
-        f"| {request.rows:,} rows, {request.precision} | examples/s, median (least to most) | accuracy by seed |\n|---|---|---|"
-    )
-    for name, results in rounds.items():
-        speeds = [result["examples_per_second"] for result in results]
-        accuracies = ", ".join(f"{result['accuracy']:.3f}" for result in results)
-        print(f"| {name} | {statistics.median(speeds):,.1f} ({min(speeds):,.1f} to {max(speeds):,.1f}) | {accuracies} |")
     speeds = {name: [result["examples_per_second"] for result in results] for name, results in rounds.items()}
-    ratios = [one / other for one, other in zip(speeds["discern"], speeds["transformers"], strict=True)]
-    print(f"\nmedian ratio {statistics.median(ratios):.2f}")
+    peers = [name for name in speeds if name.startswith("transformers")]
+    columns = ["examples/s, median (least to most)", *(f"over {name}" for name in peers), "accuracy by seed"]
+    print(f"| {request.rows:,} rows | {' | '.join(columns)} |\n{'|---' * (len(columns) + 1)}|")
+    for name, own in speeds.items():
+        ratios = [f"{statistics.median(a / b for a, b in zip(own, speeds[peer], strict=True)):.2f}" for peer in peers]
+        accuracies = ", ".join(f"{result['accuracy']:.3f}" for result in rounds[name])
+        spread = f"{statistics.median(own):,.1f} ({min(own):,.1f} to {max(own):,.1f})"
+        print(f"| {' | '.join([name, spread, *ratios, accuracies])} |")
 
 
 def fresh_model(folder: Path, tokenizer: Path) -> Path:
@@ -76,10 +77,10 @@ def fresh_model(folder: Path, tokenizer: Path) -> Path:
     return folder
 
 
-def ours(model: Path, seed: int, request: argparse.Namespace, out: Path) -> dict[str, float]:
+def ours(model: Path, seed: int, name: str, request: argparse.Namespace, out: Path) -> dict[str, float]:
     settings = {
         "train.seed": seed,
-        "train.precision": request.precision,
+        "train.precision": name.split(", ")[1],
         "train.sequences_per_step": BATCH,
         "finetune.epochs": 1,
         "finetune.train_rows": request.rows,
@@ -108,20 +109,21 @@ def ours(model: Path, seed: int, request: argparse.Namespace, out: Path) -> dict
     return {"examples_per_second": round(request.rows / results["seconds"], 1), "accuracy": results["median"]}
 
 
-def peer(model: Path, seed: int) -> dict[str, float]:
+def peer(model: Path, seed: int, name: str) -> dict[str, float]:
     done = subprocess.run(
-        [sys.executable, *sys.argv, "--peer", str(model), str(seed)], check=True, capture_output=True, text=True
+        [sys.executable, *sys.argv, "--peer", str(model), str(seed), name], check=True, capture_output=True, text=True
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 
-def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, float]:
+def trainer(model: str, seed: int, name: str, request: argparse.Namespace) -> dict[str, float]:
     """Time the same with transformers, in a process of its own."""
     from transformers import (
+        AutoConfig,
+        AutoModelForSequenceClassification,
         AutoTokenizer,
         DataCollatorWithPadding,
-        ElectraForSequenceClassification,
         Trainer,
         TrainingArguments,
     )
@@ -143,8 +145,12 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
         ]
 
     torch.manual_seed(seed)
-    dropout = {"hidden_dropout_prob": 0.1, "attention_probs_dropout_prob": 0.1, "summary_last_dropout": 0.1}
-    network = ElectraForSequenceClassification.from_pretrained(model, num_labels=2, dtype=torch.float32, **dropout)
+    config = AutoConfig.from_pretrained(model, num_labels=2)
+    electra = ("hidden_dropout_prob", "attention_probs_dropout_prob", "summary_last_dropout")
+    for setting in (*electra, "attention_dropout", "mlp_dropout", "embedding_dropout", "classifier_dropout"):
+        if hasattr(config, setting):
+            setattr(config, setting, 0.1)
+    network = AutoModelForSequenceClassification.from_pretrained(model, config=config, dtype=torch.float32)
     with tempfile.TemporaryDirectory() as out:
         arguments = TrainingArguments(
             out,
@@ -156,7 +162,8 @@ def trainer(model: str, seed: int, request: argparse.Namespace) -> dict[str, flo
             weight_decay=0.0,
             max_grad_norm=1.0,
             seed=seed,
-            bf16=request.precision == "bfloat16",
+            bf16="bfloat16" in name,
+            torch_compile="compiled" in name,
             use_cpu=True,
             save_strategy="no",
             logging_strategy="no",

@@ -5,11 +5,16 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections import defaultdict
+from contextlib import redirect_stdout
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from discern.cli.console import Console
+from discern.cli.diagnose import bench
 from tests.inference.test_minimal_pairs import line
 from tests.pretraining.test_evaluate import prepared
 from tests.small.finetuned import SINGLE, make_finetuned
@@ -167,24 +172,47 @@ def test_a_suite_is_printed_by_scorer_and_phenomenon(run: Path, tmp_path: Path) 
     assert {"accuracy", "by_paradigm", "by_phenomenon", "pairs", "ties", "scorer", "by_scorer"} <= set(found)
 
 
-BENCH = ("bench", "--preset", "tiny", "--set", "model.num_layers=1", "--vocab-size", "300", "--steps", "2")
+BENCH = ("bench", "--preset", "tiny", "--set", "model.num_layers=1", "--vocab-size", "300", "--seconds", "0")
 
 
 def test_a_benchmark_is_one_object_or_a_table_and_a_sentence() -> None:
     figures = json.loads(run_discern(*BENCH, "--json").stdout)
     assert (figures["preset"], figures["processes"]) == ("tiny", 1)
     assert min(figures["tokens_per_second"], figures["tokens_per_second_forward"]) > 0
-    heading, *rows, sentence = run_discern(*BENCH).stdout.strip().splitlines()
+    figures |= {"threads": 2, "speedup_over_float32": 0.96, "speedup_over_one_thread": 1.41}
+    assert json.loads(shown_benchmark(figures, json_output=True)) == figures
+    heading, *rows, sentence = shown_benchmark(figures).strip().splitlines()
     assert heading.split("  ")[-1].strip() == "forward only"
     assert [row.split("  ")[0] for row in rows[:2]] == ["tokens per second", "limit of its matrix products"]
+    assert [row.split() for row in rows[-2:]] == [["speedup", "over", "float32", "0.96"], "speedup over one thread 1.41".split()]
     assert "sequences of 32 per step" in sentence
+    assert "2 threads:" in sentence
+
+
+@pytest.mark.parametrize(
+    ("slow", "option"),
+    [
+        ({"speedup_over_float32": 0.94}, "--set train.precision=float32"),
+        ({"speedup_over_bfloat16": 0.9}, "--set train.precision=bfloat16"),
+        ({"threads": 4, "speedup_over_one_thread": 2.7}, "--nproc 2, unless other programs use the cores"),
+    ],
+)
+def test_a_benchmark_suggests_what_was_faster(slow: dict[str, float], option: str) -> None:
+    measured = defaultdict[str, Any](lambda: 2, preset="tiny", **slow)
+    assert shown_benchmark(measured).endswith(f"\nThis may be faster: {option}\n")
+
+
+def shown_benchmark(figures: dict[str, Any], *, json_output: bool = False) -> str:
+    with redirect_stdout(io.StringIO()) as stdout:
+        bench(Console(json_output=json_output), figures, {})
+    return stdout.getvalue()
 
 
 def test_the_meta_device_counts_without_computing() -> None:
     # XLNet-Large would need dozens of gigabytes.
     few = ("--set", "model.num_layers=3", "--set", "train.sequences_per_step=64")
     figures = json.loads(run_discern("bench", "--preset", "xlnet-large", *few, "--device", "meta", "--json").stdout)
-    assert figures["flops_per_step"] == figures["flops_per_position"] * 64 * 512 > 0
+    assert figures["flops_per_step"] > 64 * 512 * figures["parameters"]
     assert figures["peak_memory_bytes"] > 16 * figures["parameters"]
     assert (figures["precision"], figures["micro_batch_size"]) == ("bfloat16", 8)
     assert "GiB of tensors. Nothing was computed." in run_discern(*BENCH, "--device", "meta").stdout

@@ -32,7 +32,7 @@ SMALL = (
     (r"discern (pretrain|adapt) (.*--set train\.max_steps=4)", r"discern \1 \2 --set train.sequences_per_step=4"),
     (r"discern (pretrain|adapt) (?!.*train\.max_steps)", rf"discern \1 {STEPS} "),
     (r"train\.micro_batch_size=\d+", "train.micro_batch_size=4"),
-    (r"discern bench (?!.*--device meta)", "discern bench --steps 2 "),
+    (r"discern bench (?!.*--device meta)", "discern bench --seconds 0 "),
     (r"--set finetune\.epochs=\d+", ""),
     (r"discern finetune ", "discern finetune --set train.max_steps=2 "),
     (r"discern compare (?!.*--dry-run)", f"discern compare {STEPS} --set train.evaluate_sequences=8 "),

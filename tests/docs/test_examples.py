@@ -23,7 +23,7 @@ SMALL = {
     "--seeds 3": "--seeds 2",
     "finetune MODEL": "finetune MODEL --set train.max_steps=2",
     "--preset electra-small --data DATA --task-data": f"--preset tiny {STEPS} --data DATA --task-data",
-    "bench --preset electra-small": "bench --preset tiny --steps 2",
+    "bench --preset electra-small": "bench --preset tiny --seconds 0",
     "--precision 0.9": "--precision 0.05",
     "--max-loss 0.01": "--max-loss 1",
     " --port 8080": "",

@@ -72,8 +72,7 @@ def test_all_ranks_go_by_what_the_first_measures() -> None:
 
 
 def test_the_fastest_pass_by_the_clock_of_one_thread_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    # The first pass, which chooses kernels, does not count.
-    seconds = {"float32": iter([9.0, 0.004, 0.002, 0.008] + [0.04] * 20), "bfloat16": iter([9.0, 0.001, 0.003] + [0.02] * 20)}
+    seconds = {"float32": iter([0.09, 0.004, 0.002, 0.008] + [0.04] * 20), "bfloat16": iter([0.09, 0.001] + [0.02] * 20)}
     clock, passes, threads = [0.0], list[str](), list[int]()
 
     def timed(name: str, device: torch.device) -> nullcontext[None]:
@@ -89,4 +88,4 @@ def test_the_fastest_pass_by_the_clock_of_one_thread_counts(monkeypatch: pytest.
     assert torch.equal(torch.get_rng_state(), random)
     assert threads == [1, torch.get_num_threads()]
     assert passes == ["float32", "bfloat16"] * (len(passes) // 2)
-    assert 0.2 <= clock[0] - 18 < 0.3
+    assert 0.5 <= clock[0] < 0.6

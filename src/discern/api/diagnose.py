@@ -214,15 +214,15 @@ def bench(
             max=1.0,
         ),
     ] = 1.0,
-    steps: Annotated[int | None, advanced("Number of steps to time (default: as many as fit in --seconds).", "N", min=1)] = None,
     check_only: bool = False,
     progress: Listener = None,
 ) -> dict[str, Any]:
     """Measure speed and memory of training steps and of forward passes, on made-up text. Nothing is written.
 
-    Both are compared with the time of their matrix products alone, which no implementation can beat. OMP_NUM_THREADS sets the
-    number of threads. With --device meta, nothing runs: the FLOPs and the peak memory of a training step on a GPU follow from the
-    shapes of its tensors, for any configuration.
+    Both are compared with the time of their matrix products alone, which no implementation can beat. On a CPU, a few steps are
+    also run with one thread and, if train.precision is auto, in the other precision. OMP_NUM_THREADS sets the number of threads.
+    With --device meta, nothing runs: the FLOPs and the peak memory of a training step on a GPU follow from the shapes of its
+    tensors, for any configuration.
 
     Example: discern bench --preset electra-small --set train.sequences_per_step=32 --set train.precision=float32
 
@@ -247,7 +247,6 @@ def bench(
         device=device,
         vocab_size=vocab_size,
         fill=fill,
-        steps=steps,
         seconds=seconds,
         progress=listener,
     )

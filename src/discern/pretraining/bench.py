@@ -9,7 +9,7 @@ import statistics
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
@@ -36,7 +36,14 @@ from discern.pretraining.run import check_shares, meta_objective
 from discern.progress import Progress, Silent
 from discern.training.config import PretrainConfig, learning_rate, load_pretrain_config, step_sizes
 from discern.training.distributed import Ranks, join_ranks, lacks_memory, out_of_memory, peak_memory
-from discern.training.execution import autocast, choose_compilation, compile_encoders, shared_precision
+from discern.training.execution import (
+    autocast,
+    choose_compilation,
+    compile_encoders,
+    fastest_in_turns,
+    one_thread,
+    shared_precision,
+)
 from discern.training.flops import Product, RecordProducts, executed_flops, fastest_product, record_products, shortest_time
 from discern.training.loop import forward_backward, reduce_step_counts, setup_phase, update
 from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
@@ -46,7 +53,6 @@ from discern.training.process import StopRequest
 from discern.training.state import State, TrainContext
 
 _STEPS_OF_ROWS = 4  # synthetic rows repeat after this many steps
-_LEAST, _MOST = 3, 200  # number of timed steps by default
 
 
 @dataclass
@@ -55,17 +61,17 @@ class Timing:
 
     Attributes:
         products: matrix products of one step on this rank.
-        recorded_tokens: real tokens of that step, over all ranks.
         seconds: duration of each timed step.
-        tokens: real tokens of each timed step, over all ranks.
+        tokens: real tokens of each timed step, over all ranks; the first has the rows of the step whose products were recorded.
         peak_bytes: peak memory so far, over all ranks.
+        speedups: on one CPU, the speed as a multiple of that in another precision, and of that with one thread.
     """
 
     products: Counter[Product]
-    recorded_tokens: int
     seconds: list[float] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     peak_bytes: int = 0
+    speedups: dict[str, float] = field(default_factory=dict)
 
     @property
     def tokens_per_second(self) -> float:
@@ -81,7 +87,6 @@ def bench(
     device: str = "auto",
     vocab_size: int | None = None,
     fill: float = 1.0,
-    steps: int | None = None,
     seconds: float = 8.0,
     progress: Progress,
 ) -> dict[str, Any] | None:
@@ -92,8 +97,7 @@ def bench(
         overrides: settings that override preset and file, as "section.key=value".
         vocab_size: vocabulary size of the synthetic text; None: the usual one of the preset.
         fill: fraction of real tokens in its rows.
-        steps: steps to time; None: as many as fit into `seconds`, at least three.
-        seconds: time for the forward pass and for each phase of training.
+        seconds: time for the forward pass and for each phase of training; at least three steps are timed.
         device: 'meta' runs one training step without numbers, for its FLOPs and memory on a GPU.
 
     Raises:
@@ -106,8 +110,9 @@ def bench(
     with join_ranks(device) as ranks:
         # Build
         check_shares(settings, ranks)
-        check_parameters(settings, synthetic_vocabulary(size), ranks.device, ranks.world_size)
-        objective = build_objective(settings, synthetic_vocabulary(size))
+        vocabulary = synthetic_vocabulary(size)
+        check_parameters(settings, vocabulary, ranks.device, ranks.world_size)
+        objective = build_objective(settings, vocabulary)
         objective.initialize(train.seed)
         objective.to(ranks.device)
         listener = progress if ranks.writes else Silent()
@@ -123,8 +128,8 @@ def bench(
         phases = objective.phases(train.max_steps)
         listener.start("measuring", 1 + len(phases), "parts")
         try:
-            forward = time_forward(context, steps, seconds)
-            training = [time_training(context, phase, steps, seconds) for phase in phases]
+            forward = time_forward(context, seconds)
+            training = [time_training(context, phase, seconds, precision.milliseconds) for phase in phases]
         except RuntimeError as problem:
             if not lacks_memory(problem):
                 raise
@@ -144,46 +149,65 @@ def bench(
             "threads": torch.get_num_threads(),
             "processes": ranks.world_size,
             "torch": torch.__version__,
-            "python": platform.python_version(),
             **precision.record(),
             **speeds,
+            **training[-1].speedups,
         }
 
 
-def time_training(context: TrainContext, phase: Phase, steps: int | None = None, seconds: float = 8.0) -> Timing:
+def time_training(context: TrainContext, phase: Phase, seconds: float = 8.0, precisions: Iterable[str] = ()) -> Timing:
     """Time whole steps of training: read, corrupt, forward, backward, clip, update. Nothing is written.
 
-    Reading runs one step ahead in a thread, as it does in the loop.
+    Args:
+        precisions: precisions to compare with, in a single process.
     """
+    ranks = context.ranks
     context.objective.train()
-    ranks, optimizer = context.ranks, context.optimizer
     with torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []), ThreadPoolExecutor(1) as reader:
         if phase.start is not None:
             phase.start()
-        replica, meter, guard = setup_phase(context, phase), StepMeter(0.0), NonFiniteGuard(ranks, _stop)
-        feed, numbers = Feed(context, reader, 0), itertools.count()
+        step = training_step(context, phase, reader)
+        timing = _time(context, step, seconds)
+        if ranks.device.type != "cpu" or ranks.world_size > 1:
+            return timing
+        # What else the user may try
+        others = {*precisions} - {context.precision}
+        calls = {name: training_step(replace(context, precision=name), phase, reader) for name in others}
+        if torch.get_num_threads() > 1:
+            calls["one_thread"] = one_thread()(step)
+        if calls:
+            fastest = fastest_in_turns(calls | {"as_it_is": step}, seconds / 4)
+            timing.speedups = {f"speedup_over_{name}": fastest[name] / fastest["as_it_is"] for name in calls}
+    return timing
 
-        def step() -> int:
-            number = next(numbers)
-            local = feed.take(number)
-            totals = reduce_step_counts(context, local, meter)
-            means = forward_backward(context, replica, local, totals.counts, number)
-            norm = clip_gradients(replica.objective.parameters(), optimizer.clip_norm)
-            allowed = guard.allow(StepCounters(number, 0, number, 0), norm, means)
-            update(replica.optimizer, learning_rate(optimizer, number, context.train.max_steps), allowed)
-            return totals.tokens
 
-        return _time(context, step, steps, seconds)
+def training_step(context: TrainContext, phase: Phase, reader: ThreadPoolExecutor) -> Callable[[], int]:
+    """A function that trains one more step, and returns its tokens. A thread reads one step ahead, as in the loop."""
+    ranks, optimizer, numbers = context.ranks, context.optimizer, itertools.count()
+    replica, meter, guard = setup_phase(context, phase), StepMeter(0.0), NonFiniteGuard(ranks, _stop)
+    feed = Feed(context, reader, 0)
+
+    def step() -> int:
+        number = next(numbers)
+        local = feed.take(number)
+        totals = reduce_step_counts(context, local, meter)
+        means = forward_backward(context, replica, local, totals.counts, number)
+        norm = clip_gradients(replica.objective.parameters(), optimizer.clip_norm)
+        allowed = guard.allow(StepCounters(number, 0, number, 0), norm, means)
+        update(replica.optimizer, learning_rate(optimizer, number, context.train.max_steps), allowed)
+        return totals.tokens
+
+    return step
 
 
 @torch.no_grad()
-def time_forward(context: TrainContext, steps: int | None, seconds: float) -> Timing:
+def time_forward(context: TrainContext, seconds: float) -> Timing:
     """Time the encoder that is exported by default, alone: uncorrupted rows, dropout off, as many rows as a micro-batch has."""
     if context.compiled:
         compile_encoders(context.objective)
     context.objective.eval()
     rows = read_local_batch(context, 0).micro_batches[0][0].tokens
-    tokens = int(context.ranks.sum([float(rows.attention_mask.sum())])[0])
+    tokens: int = sum(context.ranks.gather(int(rows.attention_mask.sum())))
     batch, encoder = rows.to(context.ranks.device), next(iter(context.objective.networks().values())).encoder
 
     def forward() -> int:
@@ -191,10 +215,10 @@ def time_forward(context: TrainContext, steps: int | None, seconds: float) -> Ti
             encoder(batch.input_ids, batch.visible_mask, batch.token_type_ids, batch.position_ids, batch.document_ids)
         return tokens
 
-    return _time(context, forward, steps, seconds)
+    return _time(context, forward, seconds)
 
 
-def _time(context: TrainContext, step: Callable[[], int], steps: int | None, seconds: float) -> Timing:
+def _time(context: TrainContext, step: Callable[[], int], seconds: float) -> Timing:
     """Time a step, which returns its tokens, again and again."""
     ranks = context.ranks
 
@@ -205,21 +229,17 @@ def _time(context: TrainContext, step: Callable[[], int], steps: int | None, sec
             torch.cuda.synchronize(ranks.device)
         return tokens, time.perf_counter() - begin
 
-    recorded: list[int] = []
-    products = record_products(context.objective, lambda: recorded.append(timed()[0]))
-    timing = Timing(products, recorded[0])
-    # Warm up: caches, the heap, compilation
-    duration = [timed()[1] for _ in range(3)][-1]
+    timing = Timing(record_products(context.objective, step))
+    # Warm up (caches, the heap, compilation) until the rows repeat
+    duration = [timed()[1] for _ in range(_STEPS_OF_ROWS - 1)][-1]
     # All ranks must run the same number of steps, so rank 0 decides.
-    wanted = float(steps or min(max(math.ceil(seconds / duration), _LEAST), _MOST))
-    (count,) = ranks.sum([wanted if ranks.writes else 0.0])
-    ranks.barrier()
-    for _ in range(int(count)):
+    count = ranks.gather(min(max(math.ceil(seconds / duration), 3), 200))[0]
+    for _ in range(count):
         tokens, duration = timed()
         timing.tokens.append(tokens)
         timing.seconds.append(duration)
         context.progress.advance(1 / count, **{"tokens/s": f"{timing.tokens_per_second:,.0f}"})
-    timing.peak_bytes = int(ranks.sum([float(peak_memory(ranks.device))])[0])
+    timing.peak_bytes = sum(ranks.gather(peak_memory(ranks.device)))
     return timing
 
 
@@ -237,8 +257,8 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
     def limit(timing: Timing) -> float:
         """Tokens per second if a step consisted only of its matrix products, each at its best speed; all ranks at once."""
         ranks.barrier()
-        slowest: float = max(ranks.gather(sum(count * shortest(product) for product, count in timing.products.items())))
-        return timing.recorded_tokens / slowest
+        seconds = ranks.gather(sum(count * shortest(product) for product, count in timing.products.items()))
+        return float(timing.tokens[0] / max(seconds))
 
     def mean(values: Sequence[float]) -> float:
         return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
@@ -247,7 +267,7 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
     bound, forward_bound = statistics.harmonic_mean([limit(timing) for timing in training], weights), limit(forward)
     milliseconds = [1000 * second for timing in training for second in timing.seconds]
     # FLOPs that are executed, and those that the model needs: on real tokens, with nothing computed twice
-    tokens = training[0].recorded_tokens
+    tokens = training[0].tokens[0]
     executed = mean([sum(count * product.flops for product, count in timing.products.items()) for timing in training])
     numbers = np.arange(context.train.sequences_per_step)
     lengths = Counter(context.source.batch(numbers, numbers).attention_mask.sum(1).tolist())
@@ -270,8 +290,6 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
         "gemm_share_forward": forward.tokens_per_second / forward_bound,
         "gemm_flops_per_token": ranks.sum([executed])[0] / tokens,
         "flops_per_token": needed / tokens,
-        "flops_per_second": needed / tokens * speed,
-        "peak_flops_per_second": peak,
         "model_flops_utilization": needed / tokens * speed / peak,
     }
 
@@ -279,9 +297,8 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
 def processor_name() -> str:
     """Model name of the processor."""
     info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8", errors="replace").splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    name = info.read_text(errors="replace").partition("model name")[2].partition("\n")[0].lstrip("\t :") if info.exists() else ""
+    return name or platform.processor() or platform.machine()
 
 
 META = torch.device("meta")
@@ -300,7 +317,6 @@ def meta_bench(config: PretrainConfig, vocab_size: int, fill: float) -> dict[str
     return description(config, objective, precision, vocab_size, fill) | {
         "device": str(META),
         "flops_per_step": step.flops,
-        "flops_per_position": step.flops / (config.train.sequences_per_step * config.data.sequence_length),
         "peak_memory_bytes": step.peak_memory_bytes,
         "torch": torch.__version__,
     }

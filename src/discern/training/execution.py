@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -20,8 +20,7 @@ from discern.training.distributed import Ranks
 
 # bfloat16 must be clearly faster: it costs precision, and a tie on a busy machine should not be decided by chance.
 _CLEARLY_FASTER = 0.9
-_BUDGET = 0.2  # seconds of all timed passes
-_LEAST_ROUNDS = 3
+_BUDGET = 0.5  # seconds of all timed passes
 # Few rows favor float32: converting the weights to bfloat16 costs the same for any number of rows.
 _MOST_ROWS, _MOST_INNER, _MOST_OUTER = 2048, 512, 1024
 _NAMES = ("float32", "bfloat16")
@@ -86,7 +85,7 @@ def shared_precision(
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
-    if name == "auto" and known and known.get("device") == ranks.device.type and known.get("precision") in _NAMES:
+    if name == "auto" and known and known.get("device") == ranks.device.type:
         chosen: Precision | None = Precision(known["precision"], known.get("precision_milliseconds") or {})
     else:
         chosen = resolve_precision(name, ranks.device, model, tokens) if ranks.writes or name != "auto" else None
@@ -94,35 +93,56 @@ def shared_precision(
     return first
 
 
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """A context, or a decorator, in which operations on the CPU run in one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
 @cache
+@one_thread()
 def measured(rows: int, inner: int, outer: int) -> Mapping[str, float]:
     """Milliseconds of the fastest pass in each precision through the two linear layers of a block, measured once per process.
 
     One thread, and the clock of that thread, because other programs on the machine then matter least: of two threads, one waits
-    for the other. The precisions take turns, so that what still disturbs affects both.
+    for the other.
 
     Args:
         rows: tokens per forward pass.
         inner: width of the hidden states.
         outer: width of the feed-forward layer.
     """
-    best = dict.fromkeys(_NAMES, float("inf"))
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        passes = {name: _pass(rows, inner, outer, name) for name in _NAMES}
-        for call in passes.values():
-            call()  # the library chooses its kernels
-        begin, rounds = time.thread_time(), 0
-        while rounds < _LEAST_ROUNDS or time.thread_time() - begin < _BUDGET:
-            for name, call in passes.items():
-                since = time.thread_time()
-                call()
-                best[name] = min(best[name], time.thread_time() - since)
-            rounds += 1
-    finally:
-        torch.set_num_threads(threads)
-    return {name: round(1000 * least, 4) for name, least in best.items()}
+    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
+    shapes = (rows, inner), (outer, inner), (inner, outer)
+    operands = states, up, down = [torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes]
+
+    def forward_backward(precision: str) -> None:
+        # As a block has them: float32 weights, and float32 states between the layers
+        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
+            output = functional.linear(functional.linear(states, up).float(), down).float()
+        torch.autograd.grad(output, operands, torch.ones_like(output))
+
+    fastest = fastest_in_turns({name: partial(forward_backward, name) for name in _NAMES}, _BUDGET, time.thread_time)
+    return {name: round(1000 * seconds, 4) for name, seconds in fastest.items()}
+
+
+def fastest_in_turns(
+    calls: Mapping[str, Callable[[], object]], seconds: float, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
+    """Seconds of the fastest run of each call, of at least two; in turns, so that other programs affect all alike."""
+    best, begin, rounds = dict.fromkeys(calls, float("inf")), clock(), 0
+    while rounds < 2 or clock() - begin < seconds:  # the first run is slow: libraries choose their kernels, memory is allocated
+        for name, call in calls.items():
+            since = clock()
+            call()
+            best[name] = min(best[name], clock() - since)
+        rounds += 1
+    return best
 
 
 def emulation_warning(name: str, device: torch.device) -> str | None:
@@ -149,21 +169,6 @@ def cpu_has_bfloat16() -> bool:
     """Whether the processor has instructions for it (avx512_bf16, amx_bf16; bf16 on Arm); emulated, it is never faster."""
     info = Path("/proc/cpuinfo")
     return info.exists() and "bf16" in info.read_text()
-
-
-def _pass(rows: int, inner: int, outer: int, precision: str) -> Callable[[], None]:
-    """Forward and backward through two linear layers as a block has them: float32 weights and float32 states between."""
-    generator = torch.Generator().manual_seed(0)  # the global generator belongs to the user
-    shapes = (rows, inner), (outer, inner), (inner, outer)
-    operands = tuple(torch.randn(*shape, generator=generator, requires_grad=True) for shape in shapes)
-
-    def call() -> None:
-        states, up, down = operands
-        with torch.enable_grad(), autocast(precision, torch.device("cpu")):
-            output = functional.linear(functional.linear(states, up).float(), down).float()
-        torch.autograd.grad(output, operands, torch.ones_like(output))
-
-    return call
 
 
 _LEAST_STEPS = 1000  # a shorter run is over before the half minute of compiling has paid off
