@@ -4,8 +4,8 @@
 
 OUT is a model that `discern finetune` trained on single texts. All sides tokenize, run the network and compute probabilities:
 discern like `discern predict`, the others in batches of 32 in the order of the file, padded to the longest row. transformers runs
-in float32 and in bfloat16 autocast, each also compiled; onnxruntime runs what `discern export --onnx` writes. Prints Markdown, with
-the largest difference of a probability from that of transformers in float32.
+in float32 and in bfloat16 autocast, each also compiled; onnxruntime runs what `discern export --onnx` writes. Prints Markdown,
+with the largest difference of a probability from that of transformers in float32.
 """
 
 from __future__ import annotations
