@@ -15,8 +15,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 T = TypeVar("T")
-PlacesOf = Literal["chosen", "words", "real", "texts"]
-"""The positions chosen for corruption, those that may be chosen, all real tokens, or the first token of each text."""
+PlacesOf = Literal["chosen", "words", "real", "texts", "next", "predicted"]
+"""The positions chosen for corruption, those that may be chosen, all real tokens, the first token of each text, the words of
+causal rows that follow another token, or these and the positions chosen in other rows."""
 
 
 @dataclass(frozen=True)
@@ -196,6 +197,7 @@ class CorruptedBatch:
         num_tokens: number of real tokens in the batch.
         draws: (B, L) how often each position was drawn, if the masking draws with replacement; None: once each.
         num_draws: the sum of `draws`; None if `draws` is None.
+        is_causal: (B,) True = each token is predicted from those before it, and none is masked; None: no such rows.
         located: places that were found before the batch moved to a device; see `places`.
     """
 
@@ -206,6 +208,7 @@ class CorruptedBatch:
     num_tokens: int
     draws: Int[Tensor, "B L"] | None = None
     num_draws: int | None = None
+    is_causal: Bool[Tensor, "B"] | None = None
     located: Mapping[PlacesOf, Places] = field(default_factory=dict)
 
     @property
@@ -240,6 +243,11 @@ class CorruptedBatch:
             return self.masked_positions
         if which == "words":
             return self.tokens.maskable
+        if which in ("next", "predicted"):
+            assert self.is_causal is not None
+            causal = self.is_causal[:, None]
+            follows = follows_token(self.tokens) & causal
+            return follows if which == "next" else follows | (self.masked_positions & ~causal)
         return self.tokens.text_starts if which == "texts" else self.tokens.attention_mask
 
     def to(self, device: torch.device) -> CorruptedBatch:
@@ -249,6 +257,14 @@ class CorruptedBatch:
 
     def _places(self, which: PlacesOf, *, even: bool) -> Places:
         return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even and which == "chosen")
+
+
+def follows_token(tokens: TokenBatch) -> Bool[Tensor, "B L"]:
+    """True at the words behind another token of their document piece, which a causal language model predicts."""
+    joined, documents = tokens.attention_mask[:, :-1], tokens.document_ids
+    if documents is not None:
+        joined = joined & (documents[:, :-1] == documents[:, 1:])
+    return tokens.maskable & F.pad(joined, (1, 0))
 
 
 @dataclass(frozen=True)

@@ -141,12 +141,15 @@ def double_attention(
     factors: list[Tensor] | None = None,
     positions: Tensor | None = None,
     buckets: Tensor | None = None,
+    directions: Tensor | None = None,
 ) -> Tensor:
     """Attention of each span within a window, by its definition; `factors` multiply the probabilities."""
     parts = []
     for number, span in enumerate(packed.double().split(lengths)):
         distance = torch.arange(len(span)) - torch.arange(len(span))[:, None]  # key minus query
         far = distance.abs() > (len(span) if window is None else window)
+        if directions is not None:
+            far |= distance * directions[number] > 0
         query, key, value = (part.unflatten(1, (heads, -1)).transpose(0, 1) for part in span.chunk(3, 1))
         scores = query @ key.transpose(1, 2)
         if positions is not None and buckets is not None:
@@ -162,6 +165,10 @@ def double_attention(
 LENGTHS = [1, 2, 3, 5, 31, 32, 33, 64, 65, 129, 200]
 
 
+# Left to right, right to left, and both, for spans of the same lengths
+DIRECTED, DIRECTIONS = [*LENGTHS, *LENGTHS, 65], torch.tensor([1] * 11 + [-1] * 11 + [0], dtype=torch.int8)
+
+
 @pytest.mark.parametrize("low", [False, True])
 @pytest.mark.parametrize("window", [None, 0, 5, 64, 2**40])
 @pytest.mark.parametrize(("size", "heads"), [(1, 1), (16, 2), (20, 3), (64, 1)])
@@ -173,17 +180,28 @@ def test_attention(size: int, heads: int, window: int | None, low: bool) -> None
 
 
 @pytest.mark.parametrize("low", [False, True])
-@pytest.mark.parametrize(("size", "heads", "nearest"), [(1, 2, 3), (16, 2, 40), (20, 3, 7), (64, 1, 500)])
-def test_attention_with_positions(size: int, heads: int, nearest: int, low: bool) -> None:
+@pytest.mark.parametrize("window", [None, 5, 64])
+def test_attention_in_one_direction(window: int | None, low: bool) -> None:
+    packed = draws(sum(DIRECTED), 3 * 20 * 3, low=low)
+    ours = kernels.attention(packed, 3, offsets(DIRECTED), 0.0, window, directions=DIRECTIONS)
+    reference = double_attention(packed, 3, DIRECTED, window, directions=DIRECTIONS)
+    compare(ours, reference, [packed], 0.02 if low else 2e-6)
+
+
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize(
+    ("size", "heads", "nearest", "window"), [(1, 2, 3, None), (16, 2, 40, None), (20, 3, 7, 64), (64, 1, 500, None)]
+)
+def test_attention_with_positions(size: int, heads: int, nearest: int, window: int | None, low: bool) -> None:
     """Distances of up to `nearest` have vectors of their own; longer ones share some."""
     distance = torch.arange(-210, 211)
     longer = distance.sign() * (nearest + (distance.abs() - nearest).clamp(min=0) // 30)
     buckets = -torch.where(distance.abs() <= nearest, distance, longer)
     buckets = buckets - buckets.min()
-    packed = draws(sum(LENGTHS), 3 * size * heads, low=low)
+    packed = draws(sum(DIRECTED), 3 * size * heads, low=low)
     positions = draws(int(buckets.max()) + 1, 2 * size * heads, seed=1, low=low)
-    ours = kernels.attention(packed, heads, offsets(LENGTHS), 0.0, None, positions, buckets)
-    reference = double_attention(packed, heads, LENGTHS, None, None, positions, buckets)
+    ours = kernels.attention(packed, heads, offsets(DIRECTED), 0.0, window, positions, buckets, directions=DIRECTIONS)
+    reference = double_attention(packed, heads, DIRECTED, window, None, positions, buckets, DIRECTIONS)
     compare(ours, reference, [packed, positions], 0.02 if low else 3e-6)
 
 

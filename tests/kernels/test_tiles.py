@@ -10,7 +10,7 @@ import torch
 
 from discern import kernels
 from discern.kernels import build
-from tests.kernels.test_kernels import LENGTHS, angles, compare, double_attention, draws, offsets, rotated
+from tests.kernels.test_kernels import DIRECTED, DIRECTIONS, LENGTHS, angles, compare, double_attention, draws, offsets, rotated
 from tests.paths import on_path
 
 MODEL = Path(__file__).parent / "tile_model.h"
@@ -63,6 +63,13 @@ def test_they_are_those_of_the_other_products(library: ctypes.CDLL, monkeypatch:
         assert all(map(torch.equal, ours, results(64, 3, 64, 0.1)))
     finally:
         torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("tiles")
+def test_in_one_direction() -> None:
+    packed = draws(sum(DIRECTED), 3 * 48 * 2, low=True)
+    ours = kernels.attention(packed, 2, offsets(DIRECTED), 0.0, 64, directions=DIRECTIONS)
+    compare(ours, double_attention(packed, 2, DIRECTED, 64, directions=DIRECTIONS), [packed], 0.02)
 
 
 @pytest.mark.usefixtures("tiles")

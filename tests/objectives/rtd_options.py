@@ -15,6 +15,7 @@ EQUAL = {"generator_size": 1.0}
 OPTIONS: dict[str, dict[str, Any]] = {
     "generator uniform": {"generator": "uniform"},
     "generator unigram": {"generator": "unigram"},
+    "generator hybrid": {"generator": "hybrid", "causal_fraction": 0.4},
     "generator two-tower": {"generator": "two-tower"},
     "tying none": {"tying": "none"},
     "tying token": {"tying": "token"},
@@ -28,6 +29,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sampling cut": {"top_p": 0.8, "disallow_original": True, "temperature": 0.7},
     "masking with replacement": {"masking": "with-replacement"},
     "sentence-contrastive": {"sentence_contrastive_weight": 1.0},
+    "correction": {"correction_weight": 1.0},
+    "correction, gradient-disentangled": {"correction_weight": 0.5, "tying": "gradient-disentangled"},
 }
 
 

@@ -57,6 +57,10 @@ class Chosen:
     positions: Bool[Tensor, "B L"]
     draws: Int[Tensor, "B L"] | None = None
 
+    def among(self, positions: Bool[Tensor, "B L"]) -> Chosen:
+        """Those of the choice that are among other positions."""
+        return Chosen(self.positions & positions, None if self.draws is None else self.draws * positions)
+
 
 def quota(maskable: Bool[Tensor, "B L"], mask_probability: float) -> Int[Tensor, "B"]:
     """Number of positions to choose per sequence: `round(mask_probability * maskable)`, at least one if any is maskable.

@@ -9,7 +9,7 @@ from contextvars import ContextVar
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int, UInt8
+from jaxtyping import Float, Int, Int8, UInt8
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
@@ -310,12 +310,13 @@ def attention(
     buckets: Int[Tensor, "distances"] | None = None,
     scale: float | None = None,
     rotation: tuple[Float[Tensor, "T half"], Float[Tensor, "T half"]] | None = None,
+    directions: Int8[Tensor, "spans"] | None = None,
 ) -> Float[Tensor, "T D"]:
     """Softmax attention within spans of concatenated tokens.
 
     Time and memory are proportional to the length of a span times the window. The same elements are dropped for any window.
     With positions, the products of query i with the first vector of the distance j - i, and of key j with the second, are added
-    to the product of the two; then there must be no window.
+    to the product of the two.
 
     Args:
         packed: queries, keys and values side by side.
@@ -327,6 +328,7 @@ def attention(
         scale: factor of the scores; None: 1 / sqrt(size of a head).
         rotation: cosines and sines of each token's angles, float32: the first half x1 of each query and key becomes
             x1 cos - x2 sin, and the second, x2, becomes x2 cos + x1 sin.
+        directions: of each span: 1: a token sees itself and what precedes it, -1: and what follows it, 0: both; None: all 0.
 
     Reference: Vaswani et al. 2017; Dao et al. 2022 (FlashAttention); Su et al. 2021 (RoFormer) for the rotation.
     """
@@ -334,7 +336,8 @@ def attention(
     buckets = None if buckets is None else buckets.int()
     settings = num_heads, -1 if window is None else window, scale
     cosine, sine = rotation or (None, None)
-    return _Attention.apply(packed, offsets, cosine, sine, positions, buckets, settings, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
+    inputs = packed.contiguous(), offsets, directions, cosine, sine, positions, buckets
+    return _Attention.apply(settings, dropping(probability), *inputs)  # type: ignore[no-any-return, no-untyped-call]
 
 
 def relative_softmax(
@@ -363,17 +366,12 @@ class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        packed: Tensor,
-        offsets: Tensor,
-        cosine: Tensor | None,
-        sine: Tensor | None,
-        positions: Tensor | None,
-        buckets: Tensor | None,
         settings: tuple[int, int, float],
         drop: tuple[int, int],
+        packed: Tensor,
+        *others: Any,
     ) -> Tensor:
-        packed = packed.contiguous()
-        inputs: list[Any] = [packed, offsets, cosine, sine, positions, buckets]
+        inputs = packed, *others
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
         normalizer = packed.new_empty(tokens, settings[0], dtype=torch.float32)
@@ -386,10 +384,10 @@ class _Attention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, result, normalizer = ctx.saved_tensors
-        dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[4])
+        dpacked, dpositions = torch.empty_like(inputs[0]), _like(inputs[5])
         given = (*_heads(inputs, *ctx.settings), result, normalizer, gradient)
         call("attend_back", result.dtype, *given, *_thirds(dpacked), dpositions, *ctx.drop)
-        return dpacked, None, None, None, dpositions, None, None, None
+        return None, None, dpacked, None, None, None, None, dpositions, None
 
 
 class _RelativeSoftmax(torch.autograd.Function):
@@ -432,8 +430,8 @@ def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:
 
 def _heads(inputs: Sequence[Any], num_heads: int, window: int, scale: float) -> list[Any]:
     """Arguments that describe the layout of heads and spans."""
-    packed, offsets, cosine, sine, positions, buckets = inputs
+    packed, offsets, directions, cosine, sine, positions, buckets = inputs
     three = packed.shape[1]
-    layout = [three, three // 3 // num_heads, num_heads, offsets, len(offsets) - 1, window, scale, cosine, sine]
+    layout = [three, three // 3 // num_heads, num_heads, offsets, directions, len(offsets) - 1, window, scale, cosine, sine]
     rows, reach = (0, 0) if positions is None else (len(positions), (len(buckets) + 1) // 2)
     return [*_thirds(packed), *layout, positions, buckets, rows, reach]

@@ -12,11 +12,11 @@
  * With tables of angles, queries and keys are rotated as they are read, and their gradients back as they are written: the
  * halves x1 and x2 of a head become x1 cos - x2 sin and x2 cos + x1 sin. A table has a row for each token.
  *
- * Token i of a span sees token j if |i - j| <= window. A tile of queries is multiplied only with its band, the keys that any of
- * its rows sees, so the time is proportional to the length of the span times the window. Full attention has a window as long
- * as the longest span.
+ * Token i of a span sees token j if |i - j| <= window, and in a span with a direction only if j precedes, or follows, it. A tile
+ * of queries is multiplied only with its band, the keys that any of its rows sees, so the time is proportional to the length of
+ * the span times the window. Full attention has a window as long as the longest span.
  *
- * Disentangled attention, which has no window, adds to the score of query i and key j the products of the query with the vector
+ * Disentangled attention adds to the score of query i and key j the products of the query with the vector
  * of their distance, and of the key with another one. `position` has a row of both for each bucket of distances, all heads of
  * the first side by side, then all heads of the second. `bucket` has the row of each distance j - i from 1 - reach to reach - 1,
  * and never increases. Of a tile, only the products with the buckets of its distances are computed.
@@ -29,6 +29,7 @@ typedef struct {
     const void *query, *key, *value;
     int64_t stride, size, heads, spans;
     const int64_t *offsets;
+    const int8_t *direction; /* of each span: 1: a token sees what precedes it, -1: what follows it, 0: both; null: all both */
     int64_t window; /* negative: no limit */
     float factor; /* of the scores */
     const float *cosine, *sine; /* null: no rotation */
@@ -103,9 +104,19 @@ typedef struct {
     int64_t q, rows, low, high, width;
 } Tile;
 
-INLINE Tile make_tile(int64_t q, int64_t n, int64_t window) {
-    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window ? (q - window) / 32 * 32 : 0;
-    const int64_t high = n - q - rows > window ? q + rows + window : n;
+/* How far the tokens of a span see. */
+typedef struct {
+    int64_t before, after;
+} Window;
+
+INLINE Window make_window(const Heads *in, int64_t span, int64_t window) {
+    const int direction = in->direction ? in->direction[span] : 0;
+    return (Window){direction < 0 ? 0 : window, direction > 0 ? 0 : window};
+}
+
+INLINE Tile make_tile(int64_t q, int64_t n, Window window) {
+    const int64_t rows = n - q < TILE ? n - q : TILE, low = q > window.before ? (q - window.before) / 32 * 32 : 0;
+    const int64_t high = n - q - rows > window.after ? q + rows + window.after : n;
     return (Tile){q, rows, low, high, up(high - low, 32)};
 }
 
@@ -114,9 +125,9 @@ typedef struct {
     int64_t from, to, first, last;
 } Seen;
 
-INLINE Seen make_seen(const Tile *tile, int64_t r, int64_t window) {
+INLINE Seen make_seen(const Tile *tile, int64_t r, Window window) {
     const int64_t i = tile->q + r - tile->low, end = tile->high - tile->low;
-    const int64_t from = i > window ? i - window : 0, to = end - i > window ? i + window + 1 : end;
+    const int64_t from = i > window.before ? i - window.before : 0, to = end - i > window.after ? i + window.after + 1 : end;
     return (Seen){from, to, from / 32 * 32, up(to, 32)};
 }
 
@@ -248,17 +259,17 @@ INLINE void positions_of_keys(const Heads *in, const Work *w, int64_t n) {
     }
 }
 
-/* Adds the products of positions to those of `rows` queries from query q on. */
-INLINE void add_positions(const Heads *in, const Work *w, int64_t q, int64_t rows, int64_t n, int64_t width) {
+/* Adds the products of positions to those of a tile. */
+INLINE void add_positions(const Heads *in, const Work *w, const Tile *tile) {
     const Positions *p = &w->positions;
-    const Range range = make_range(in, q, rows, 0, n);
-    product(rows, up(range.count, LANES), in->size, (Left){w->query, w->wide, 1}, p->across_key + range.low, p->width,
+    const Range range = make_range(in, tile->q, tile->rows, tile->low, tile->high - tile->low);
+    product(tile->rows, up(range.count, LANES), in->size, (Left){w->query, w->wide, 1}, p->across_key + range.low, p->width,
             p->of_queries + range.low, p->width, 0, 0);
-    for (int64_t r = 0; r < rows; r++) {
-        const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
+    for (int64_t r = 0; r < tile->rows; r++) {
+        const int32_t *bucket = in->bucket + in->reach - 1 - (tile->q + r);
         const float *of_query = p->of_queries + r * p->width, *of_keys = p->of_keys;
-        float *row = w->scores + r * width;
-        for (int64_t j = 0; j < n; j++) row[j] += of_query[bucket[j]] + of_keys[j * p->width + bucket[j]];
+        float *row = w->scores + r * tile->width - tile->low;
+        for (int64_t j = tile->low; j < tile->high; j++) row[j] += of_query[bucket[j]] + of_keys[j * p->width + bucket[j]];
     }
 }
 
@@ -299,19 +310,20 @@ INLINE void attend(const Heads *in, char *scratch, void *out, float *normalizer,
             read_rows(in, in->value, in->stride, origin, n, -1, ahead, w.value, w.deep, half, low);
             if (low) pair_rows(w.value, up(n, 32), w.deep, w.value_pairs);
             if (in->position) positions_of_keys(in, &w, n);
+            const Window window = make_window(in, span, w.window);
             for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, w.window);
+                const Tile tile = make_tile(q, n, window);
                 const int64_t rows = tile.rows, width = tile.width;
                 /* Scores */
                 read_rows(in, in->query, in->stride, origin + q * in->stride, rows, start + q, ahead, w.query, w.deep, half, low);
                 product(rows, width, units(size, low), (Left){w.query, deep, 1}, (uint32_t *)w.across_key + tile.low,
                         apart, w.scores, width, 0, low);
-                if (in->position) add_positions(in, &w, q, rows, n, width);
+                if (in->position) add_positions(in, &w, &tile);
                 /* Softmax, without the division */
                 float inverse[TILE], tops[TILE] = {0}, sums[TILE] = {0};
                 for (int64_t r = 0; r < rows; r++) {
                     const float *row = w.scores + r * width;
-                    const Seen seen = make_seen(&tile, r, w.window);
+                    const Seen seen = make_seen(&tile, r, window);
                     vec high = splat(-INFINITY), sum = {0};
                     for (int64_t c = seen.first; c < seen.last; c += LANES)
                         high = maximum(visible(*(const vec_u *)(row + c), c, &seen, -INFINITY), high);
@@ -379,8 +391,9 @@ INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, co
                 positions_of_keys(in, &w, n);
                 memset(p->dof_keys, 0, (size_t)(n * p->width) * sizeof(float));
             }
+            const Window window = make_window(in, span, w.window);
             for (int64_t q = 0; q < n; q += TILE) {
-                const Tile tile = make_tile(q, n, w.window);
+                const Tile tile = make_tile(q, n, window);
                 const int64_t rows = tile.rows, width = tile.width, count = tile.high - tile.low, bytes = 4 / pair;
                 const size_t at = (size_t)((start + q) * ours + head * size);
                 /* Scores, and gradients of the probabilities before dropout */
@@ -390,13 +403,13 @@ INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, co
                 read_rows(in, dout, ours, at, rows, -1, next.tokens * ours + next.column, w.gradient, w.deep, half, low);
                 product(rows, width, units(size, low), (Left){w.query, deep, 1}, (uint32_t *)w.across_key + tile.low,
                         apart, w.scores, width, 0, low);
-                if (in->position) add_positions(in, &w, q, rows, n, width);
+                if (in->position) add_positions(in, &w, &tile);
                 product(rows, width, units(size, low), (Left){w.gradient, deep, 1},
                         (uint32_t *)w.across_value + tile.low, apart, w.dscores, width, 0, low);
                 /* Probabilities, and gradients of the scores */
                 for (int64_t r = 0; r < rows; r++) {
                     const float *row = w.scores + r * width, *drow = w.dscores + r * width;
-                    const Seen seen = make_seen(&tile, r, w.window);
+                    const Seen seen = make_seen(&tile, r, window);
                     const float norm = normalizer[(start + q + r) * in->heads + head];
                     vec sum = {0};
                     for (int64_t c = 0; c < size; c += LANES)
@@ -431,13 +444,13 @@ INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, co
                 product(rows, wide, units(count, low), (Left){w.slopes, width / pair, 1},
                         (uint32_t *)w.key_pairs + tile.low / pair * w.deep, w.deep, w.sums, wide, 0, low);
                 if (in->position) {
-                    const Range range = make_range(in, q, rows, 0, n);
+                    const Range range = make_range(in, q, rows, tile.low, count);
                     for (int64_t r = 0; r < rows; r++) {
                         const int32_t *bucket = in->bucket + in->reach - 1 - (q + r);
-                        const float *slope = w.dscores + r * width;
+                        const float *slope = w.dscores + r * width - tile.low;
                         float *of_query = p->dof_queries + r * p->width;
                         memset(of_query + range.low, 0, (size_t)range.count * sizeof(float));
-                        for (int64_t j = 0; j < n; j++) {
+                        for (int64_t j = tile.low; j < tile.high; j++) {
                             of_query[bucket[j]] += slope[j];
                             p->dof_keys[j * p->width + bucket[j]] += slope[j];
                         }
@@ -477,10 +490,10 @@ INLINE void attend_back(const Heads *in, char *scratch, float *position_sums, co
 
 #define LAYOUT                                                                                                                 \
     const void *query, const void *key, const void *value, int64_t stride, int64_t size, int64_t heads,                        \
-        const int64_t *offsets, int64_t spans, int64_t window, float factor, const float *cosine, const float *sine,           \
+        const int64_t *offsets, const int8_t *direction, int64_t spans, int64_t window, float factor, const float *cosine, const float *sine,           \
         const void *position, const int32_t *bucket, int64_t buckets, int64_t reach
 #define HEADS                                                                                                                  \
-    Heads in = {query,  key,  value,    stride, size,   heads,   spans, offsets, window,                                       \
+    Heads in = {query,  key,  value,    stride, size,   heads,   spans, offsets, direction, window,                            \
                 factor, cosine, sine, position, bucket, buckets, reach}
 #define ATTEND(name, half)                                                                                                     \
     int attend_##name(LAYOUT, void *out, float *normalizer, int64_t seed, int64_t threshold) {                                 \

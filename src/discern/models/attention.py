@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Int8
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -96,6 +96,8 @@ class Unpadding:
         places: (T,) index of each token among the B * L positions; None: all positions are real.
         longest: at least the length of the longest span, for `attend_in_spans` on a GPU; None: the CPU's kernels attend.
         direction: the part of its span that a token attends to on a GPU; in padded rows, `visible` says it.
+        causal: (T,) True = the token attends left to right on a GPU, whatever `direction` is; None: no token.
+        directions: (S,) the direction of each span for the CPU's kernels, see `kernels.attention`; None: both.
     """
 
     visible: Bool[Tensor, "B 1 Q L"] | None = None
@@ -103,6 +105,8 @@ class Unpadding:
     places: Int[Tensor, "T"] | None = None
     longest: int | None = None
     direction: Direction = "both"
+    causal: Bool[Tensor, "T"] | None = None
+    directions: Int8[Tensor, "spans"] | None = None
 
 
 def plan_unpadding(
@@ -114,29 +118,43 @@ def plan_unpadding(
     *,
     contiguous: bool = False,
     spans: Spans | None = None,
+    is_causal: Bool[Tensor, "B"] | None = None,
 ) -> Unpadding:
     """The fastest layout of these rows: the real tokens alone if something can attend to spans, padded rows otherwise.
 
     Args:
         document_ids: equal ids of a row are contiguous.
         weights: any weight of the encoder; kernels need float32 on the CPU.
-        direction: the CPU's kernels support 'both' only.
         contiguous: whether distances matter, so that the real tokens of a document must be neighbors; with holes between them,
             the rows stay padded.
         spans: the spans, if the host has found them for a GPU that can attend to them.
+        is_causal: rows whose direction is left to right; None: none of them.
     """
+    # Of each position
+    causal = None if is_causal is None else is_causal[:, None].expand(input_ids.shape).flatten()
     if spans is not None:
-        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest, direction=direction)
-    if direction != "both":
-        return Unpadding(visible_one_way(input_ids, attention_mask, document_ids, direction))
-    if not kernels.usable(parameters=[weights]) or not input_ids.numel():
+        causal = causal if causal is None or spans.places is None else causal[spans.places]
+        return Unpadding(offsets=spans.offsets, places=spans.places, longest=spans.longest, direction=direction, causal=causal)
+    found = None
+    if kernels.usable(parameters=[weights]) and input_ids.numel():
+        found = find_spans(input_ids.shape, attention_mask, document_ids)
+    if found is None or (contiguous and found.has_holes):
         if document_ids is not None and attention_mask is None:
             attention_mask = torch.ones_like(input_ids, dtype=torch.bool)
-        return Unpadding(None if attention_mask is None else visible_keys(attention_mask, document_ids))
-    found = find_spans(input_ids.shape, attention_mask, document_ids)
-    if contiguous and attention_mask is not None and found.has_holes:
-        return Unpadding(visible_keys(attention_mask, document_ids))
-    return Unpadding(offsets=found.offsets, places=found.places)
+        visible = None if attention_mask is None else visible_keys(attention_mask, document_ids)
+        if direction != "both":
+            visible = visible_one_way(input_ids, attention_mask, document_ids, direction)
+        elif is_causal is not None:
+            one_way = visible_one_way(input_ids, attention_mask, document_ids, "left-to-right")
+            rows = is_causal[:, None, None, None]
+            visible = one_way | ~rows if visible is None else torch.where(rows, one_way, visible)
+        return Unpadding(visible)
+    directions = None
+    if direction != "both":
+        directions = torch.full((len(found.offsets) - 1,), 1 if direction == "left-to-right" else -1, dtype=torch.int8)
+    elif causal is not None:
+        directions = (causal if found.places is None else causal[found.places])[found.offsets[:-1]].to(torch.int8)
+    return Unpadding(offsets=found.offsets, places=found.places, directions=directions)
 
 
 def visible_keys(attention_mask: Bool[Tensor, "B L"], document_ids: Int[Tensor, "B L"] | None) -> Bool[Tensor, "B 1 Q L"]:
@@ -242,12 +260,23 @@ class SelfAttention(nn.Module):
             if rotate is not None:
                 query, key = rotate.of_tokens(query), rotate.of_tokens(key)
             bounds = unpadding.offsets, unpadding.longest
-            return attend_in_spans(query, key, value, *bounds, self.window, unpadding.direction).reshape(hidden.shape)
+            attended = attend_in_spans(query, key, value, *bounds, self.window, unpadding.direction)
+            if unpadding.causal is not None:
+                # Both ways for all tokens: one call has one direction, and the number of causal tokens is not known here.
+                one_way = attend_in_spans(query, key, value, *bounds, self.window, "left-to-right")
+                attended = torch.where(unpadding.causal[:, None, None], one_way, attended)
+            return attended.reshape(hidden.shape)
         if unpadding.offsets is not None:
             flat = packed.flatten(0, -2)
             rotation = None if rotate is None else (rotate.cosine.flatten(0, -2), rotate.sine.flatten(0, -2))
             attended = kernels.attention(
-                flat, self.num_heads, unpadding.offsets, self.dropout.active, self.window, rotation=rotation
+                flat,
+                self.num_heads,
+                unpadding.offsets,
+                self.dropout.active,
+                self.window,
+                rotation=rotation,
+                directions=unpadding.directions,
             )
             return attended.view(hidden.shape)
         query, key, value = packed.view(*packed.shape[:2], 3, self.num_heads, width).transpose(1, 3).unbind(2)

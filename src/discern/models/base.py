@@ -53,7 +53,8 @@ class Encoder(nn.Module, abc.ABC):
         disentangled_class: class of its embeddings if they are those of another network plus a difference; None: it cannot share
             embeddings with a generator.
         head_class: class of the head that predicts words from its states.
-        one_way: whether it can be built with a `direction`, so that a token does not attend to what is behind, or ahead of, it.
+        one_way: whether it can be built with a `direction`, so that a token does not attend to what is behind, or ahead of, it,
+            and its `forward` takes `is_causal`.
         fine_tuning: its default settings of fine-tuning, by dotted key; `classification.head` and the like apply to tasks of
             that family, `questions.head` and the like to every task of question answering.
         position_tables: settings any of which adds a table of positions, which limits rows to `config.max_positions`; None: it
@@ -89,13 +90,12 @@ class Encoder(nn.Module, abc.ABC):
         return block(*given)  # type: ignore[no-any-return]
 
     def language_head(self, config: ModelConfig | None = None) -> TiedLMHead:
-        """A new head that predicts words from this encoder's states, tied to its word table.
+        """A new head that predicts words from this encoder's states, tied to its word table, or to the one it shares.
 
         Args:
             config: settings of the head; None: those of the encoder.
         """
-        assert isinstance(self.embeddings, WordEmbeddings)
-        return self.head_class(config or self.config, self.embeddings.word)
+        return self.head_class(config or self.config, self.embeddings.table)
 
     @classmethod
     def limits_positions(cls, setting: Callable[[str], Any]) -> bool:
@@ -270,10 +270,16 @@ class StackedEncoder(Encoder):
         position_ids: Int[Tensor, "B L"] | None = None,
         document_ids: Int[Tensor, "B L"] | None = None,
         spans: Spans | None = None,
+        is_causal: Bool[Tensor, "B"] | None = None,
     ) -> Float[Tensor, "B L D"]:
-        """Hidden states of the last block; those of padding are undefined."""
+        """Hidden states of the last block; those of padding are undefined.
+
+        Args:
+            is_causal: rows in which a token attends only to itself and what precedes it; None: none of them.
+        """
         shape, rows = input_ids.shape, (input_ids, attention_mask, document_ids)
-        unpadding = plan_unpadding(*rows, self.embeddings.weights, self.direction, contiguous=self.contiguous, spans=spans)
+        weights, direction = self.embeddings.weights, self.direction
+        unpadding = plan_unpadding(*rows, weights, direction, contiguous=self.contiguous, spans=spans, is_causal=is_causal)
         if unpadding.places is not None:
             input_ids, token_type_ids, position_ids = real_tokens(unpadding.places, input_ids, token_type_ids, position_ids)
         hidden = self.last_states(input_ids, token_type_ids, position_ids, unpadding)

@@ -18,8 +18,8 @@ from discern.models.base import Network, build_encoder
 from discern.models.heads import CopyMLMHead, TiedLMHead
 from discern.objectives.base import BuildSettings, Evaluator, Phase, WordTargets
 from discern.objectives.config import GeneratorConfig, ObjectiveConfig
-from discern.objectives.losses import copy_loss, word_logits
-from discern.objectives.masked import MaskingObjective, shared_embeddings
+from discern.objectives.losses import word_logits
+from discern.objectives.masked import MaskingObjective, initial_copy_loss, restore_tokens, shared_embeddings
 from discern.objectives.metrics import MetricsEvaluator, Ratios, generator_metrics, masked_metrics
 from discern.objectives.rtd import Generator, GeneratorInputs, ReplacedTokenDetection, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, PlacesOf, StepOutput
@@ -146,11 +146,7 @@ class AllTokensMLM(ReplaceMLM):
     def restore(
         self, hidden: Float[Tensor, "B L D"], replaced: Replacement, batch: CorruptedBatch
     ) -> tuple[LossTerm, dict[str, Tensor]]:
-        real = batch.places("real")
-        states, targets = real.gather(hidden), real.gather(batch.tokens.input_ids)
-        logits, copy_logits = word_logits(self.head, states), self.head.copy_logits(states)
-        term = copy_loss(logits.losses(targets), copy_logits, real.gather(replaced.corrupted_ids), targets)
-        return term, {**logits.observed("mlm"), "mlm_targets": targets, "copy_logits": copy_logits.detach()}
+        return restore_tokens(self.head, hidden, batch, replaced.corrupted_ids)
 
     def reads(self) -> frozenset[PlacesOf]:
         return frozenset({"chosen", "real"})
@@ -186,8 +182,6 @@ class AllTokensMLM(ReplaceMLM):
         return None
 
     def initial_loss(self) -> float:
-        """ln V for the generator; for the encoder -ln(1/2 + 1/2V), and -ln(1/2V) where the token was replaced."""
+        """ln V for the generator, and `initial_copy_loss` for the encoder."""
         size = self.vocabulary.size
-        replaced = self.config.mask_probability * (1 - 1 / size)
-        restored = replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
-        return self.config.generator_weight * math.log(size) + restored
+        return self.config.generator_weight * math.log(size) + initial_copy_loss(size, self.config.mask_probability)

@@ -12,6 +12,7 @@ from discern.corruption import maskings
 from discern.corruption.masking import Sampling
 from discern.data.config import DataConfig
 from discern.errors import did_you_mean
+from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.registry import Registry
 
@@ -25,6 +26,29 @@ def registered(registry: Registry[Any], name: str) -> str:
     if name not in registry.names():
         raise ValueError(f"unknown {registry.kind} '{name}'; {did_you_mean(name, registry.names())}")
     return name
+
+
+CAUSAL_FRACTION: Any = Field(
+    0.125,
+    gt=0,
+    lt=1,
+    description="Fraction of the rows that train causal language modeling: each token is predicted from those before it. "
+    "GPT-BERT: from 1/16 to 1/4.",
+)
+
+
+def check_one_way(model: ModelConfig, reader: str) -> None:
+    """Check that an encoder can attend left to right.
+
+    Raises:
+        ValueError: it cannot; the message says what to set.
+    """
+    able = [name for name in encoders.names() if encoders.load(name).one_way]
+    if model.encoder not in able:
+        raise ValueError(
+            f"{reader} reads some rows left to right, which encoder '{model.encoder}' cannot; set model.encoder to "
+            f"{' or '.join(able)}"
+        )
 
 
 class ObjectiveConfig(Section):
@@ -176,6 +200,11 @@ class MaskingConfig(PositionsConfig):
         le=1,
         description="Share of the chosen positions that become a random token. BERT: 0.1. The rest stays as it was.",
     )
+
+    @property
+    def causal_rows(self) -> float:
+        """Fraction of the rows in which each token is predicted from those before it."""
+        return 0.0
 
     @model_validator(mode="after")
     def _shares_sum_to_one(self) -> MaskingConfig:

@@ -93,6 +93,7 @@ def copy_loss(
     copy_logits: Float[Tensor, "T"],
     input_ids: Int[Tensor, "T"],
     targets: Int[Tensor, "T"],
+    weight: float = 1.0,
 ) -> LossTerm:
     """Cross-entropy of the original tokens under D [input] + (1 - D) softmax(words), summed, in float32.
 
@@ -105,7 +106,7 @@ def copy_loss(
     copied, written = F.logsigmoid(copy_logits.float()), F.logsigmoid(-copy_logits.float())
     written = written - word_losses
     log_probability = torch.where(input_ids == targets, torch.logaddexp(copied, written), written)
-    return LossTerm(-log_probability.sum(), targets.shape[0], 1.0)
+    return LossTerm(-log_probability.sum(), targets.shape[0], weight)
 
 
 PART = 1 << 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar, Literal, TypeVar
 
+import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
@@ -16,13 +17,13 @@ from discern.errors import ConfigError
 from discern.models import encoders
 from discern.models.base import Encoder, Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.heads import BilinearTerm
+from discern.models.heads import BilinearTerm, CopyMLMHead
 from discern.models.layers import TokenEmbeddings, WordEmbeddings
 from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets
 from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
-from discern.objectives.losses import WordLogits, word_logits
+from discern.objectives.losses import WordLogits, copy_loss, word_logits
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch, follows_token
 
 PositionsConfigT = TypeVar("PositionsConfigT", bound=PositionsConfig)
 MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)
@@ -36,7 +37,18 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         shares = self.config.mask_token_probability, self.config.random_token_probability
         vocabulary = self.vocabulary.special.mask, self.vocabulary.size
         masked_ids = hide(batch.input_ids, chosen, shares, vocabulary, randomness)
-        return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws)
+        is_causal = None
+        if fraction := self.config.causal_rows:
+            # Evenly spaced, so that every batch has as many as it can.
+            row = batch.example_index.double()
+            is_causal = ((row + 1) * fraction).floor() > (row * fraction).floor()
+            masked_ids = torch.where(is_causal[:, None], batch.input_ids, masked_ids)
+            chosen = self.choose_causal(chosen, is_causal, batch)
+        return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws, is_causal)
+
+    def choose_causal(self, chosen: Chosen, is_causal: Bool[Tensor, "B"], batch: TokenBatch) -> Chosen:
+        """The chosen positions, of which those in causal rows must follow another token."""
+        return chosen.among(follows_token(batch) | ~is_causal[:, None])
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""
@@ -44,7 +56,8 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
             return 1.0
         # mask_probability changes linearly or not at all: a hundred points give its mean to a hundredth of the change.
         steps = (phase.begins + number * phase.steps // 100 for number in range(100))
-        return sum(self.config.value_at("mask_probability", step) for step in steps) / 100
+        share, causal = sum(self.config.value_at("mask_probability", step) for step in steps) / 100, self.config.causal_rows
+        return share + (1 - share) * causal
 
     def _masked_words(self, *, shown: float, correct: float | None) -> WordTargets | None:
         """`word_targets` of an encoder that predicts the tokens at the masked positions.
@@ -89,12 +102,26 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
         return {"mlm": batch.num_targets}
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        tokens, chosen = batch.tokens, batch.places("chosen")
-        direction = {"is_reversed": tokens.is_reversed} if self.encoder.reads_backwards else {}
-        hidden = self.encoder(batch.masked_ids, *tokens.context, **direction)
-        logits, targets = word_logits(self.head, chosen.gather(hidden)), chosen.gather(tokens.input_ids)
+        term, observations = self.predict_masked(self.states(batch), batch)
+        return StepOutput({"mlm": term}, observations)
+
+    def states(self, batch: CorruptedBatch) -> Float[Tensor, "B L D"]:
+        """The encoder's states of the masked text."""
+        tokens, direction = batch.tokens, {}
+        if self.encoder.reads_backwards:
+            direction = {"is_reversed": tokens.is_reversed}
+        elif batch.is_causal is not None:
+            direction = {"is_causal": batch.is_causal}
+        return self.encoder(batch.masked_ids, *tokens.context, **direction)  # type: ignore[no-any-return]
+
+    def predict_masked(
+        self, hidden: Float[Tensor, "B L D"], batch: CorruptedBatch, weight: float = 1.0
+    ) -> tuple[LossTerm, dict[str, Tensor]]:
+        """The loss at the chosen positions, and observations."""
+        chosen = batch.places("chosen")
+        logits, targets = word_logits(self.head, chosen.gather(hidden)), chosen.gather(batch.tokens.input_ids)
         observations = logits.observed("mlm") | {"mlm_targets": targets} | self.observed_entropies(logits, targets, chosen)
-        return StepOutput({"mlm": logits.loss(targets, chosen)}, observations)
+        return logits.loss(targets, chosen, weight), observations
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}
@@ -141,12 +168,14 @@ def corrupted_batch(
     positions: Bool[Tensor, "B L"],
     masked_ids: Int[Tensor, "B L"] | None = None,
     draws: Int[Tensor, "B L"] | None = None,
+    is_causal: Bool[Tensor, "B"] | None = None,
 ) -> CorruptedBatch:
     """The batch with these positions chosen and all denominators counted.
 
     Args:
         masked_ids: the ids after masking; None: nothing is masked.
         draws: number of times each position was drawn, if that may be more than once.
+        is_causal: rows whose tokens are predicted from those before them.
     """
     return CorruptedBatch(
         tokens=batch,
@@ -156,6 +185,7 @@ def corrupted_batch(
         num_tokens=int(batch.attention_mask.sum()),
         draws=draws,
         num_draws=None if draws is None else int(draws.sum()),
+        is_causal=is_causal,
     )
 
 
@@ -180,6 +210,32 @@ def sample_replacements(
         arguments = uniforms(f"replacements {ordinal}"), *columns
         ids = ids.index_add(0, at, logits.select(at).map(sample, *(column.index_select(0, at) for column in arguments)))
     return ids if chosen.draws is None else ids // chosen.draws.clamp(min=1)
+
+
+def restore_tokens(
+    head: CopyMLMHead,
+    hidden: Float[Tensor, "B L D"],
+    batch: CorruptedBatch,
+    corrupted_ids: Int[Tensor, "B L"],
+    weight: float = 1.0,
+) -> tuple[LossTerm, dict[str, Tensor]]:
+    """Predict the original token at every real position, by copying the one that was read or by writing another.
+
+    Args:
+        hidden: states of the corrupted text.
+        weight: factor of the loss.
+    """
+    real = batch.places("real")
+    states, targets = real.gather(hidden), real.gather(batch.tokens.input_ids)
+    logits, copy_logits = word_logits(head, states), head.copy_logits(states)
+    term = copy_loss(logits.losses(targets), copy_logits, real.gather(corrupted_ids), targets, weight)
+    return term, {**logits.observed("mlm"), "mlm_targets": targets, "copy_logits": copy_logits.detach()}
+
+
+def initial_copy_loss(size: int, mask_probability: float) -> float:
+    """Expected loss of `restore_tokens` before any training, for V words: -ln(1/2 + 1/2V), and -ln(1/2V) for another token."""
+    replaced = mask_probability * (1 - 1 / size)
+    return replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
 
 
 def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:

@@ -100,6 +100,8 @@ def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[R
         "discriminator_loss": (output.terms["discriminator"].total, len(replaced)),
         "replaced_fraction": (replaced.sum(), len(replaced)),
     }
+    if "correction" in output.terms:
+        ratios["correction_loss"] = output.terms["correction"].total, batch.num_tokens
     binary = seen["discriminator_logits"][mask], replaced, batch.tokens.maskable[mask]
     return generator_metrics(output, batch) | ratios, binary
 

@@ -20,16 +20,24 @@ from torch.nn import functional as F
 from discern.config.schema import RunPoint
 from discern.corruption.masking import Sampling, chosen_share
 from discern.corruption.randomness import Randomness
+from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.models.base import Encoder, Network, build_encoder
 from discern.models.config import ModelConfig
-from discern.models.heads import ReplacedTokenHead, TiedLMHead
+from discern.models.heads import CopyMLMHead, ReplacedTokenHead, TiedLMHead
 from discern.models.layers import WordEmbeddings
 from discern.objectives import algorithms, generators
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase
-from discern.objectives.config import GeneratorConfig, ObjectiveConfig, registered
+from discern.objectives.config import CAUSAL_FRACTION, GeneratorConfig, ObjectiveConfig, check_one_way, registered
 from discern.objectives.losses import WordLogits, replaced_token_loss, word_logits
-from discern.objectives.masked import MaskingObjective, bilinear_term, sample_replacements, shared_embeddings
+from discern.objectives.masked import (
+    MaskingObjective,
+    bilinear_term,
+    initial_copy_loss,
+    restore_tokens,
+    sample_replacements,
+    shared_embeddings,
+)
 from discern.objectives.metrics import MetricsEvaluator, replaced_token_metrics
 from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput
 
@@ -42,12 +50,14 @@ class RTDConfig(GeneratorConfig):
     generator: Annotated[str, AfterValidator(partial(registered, generators))] = Field(
         "mlm",
         description="Generator of the replacements, by its name in the registry of generators. 'mlm': a small masked language "
-        "model; 'two-tower': a left-to-right and a right-to-left model over the clean text; 'uniform': all words with equal "
+        "model; 'hybrid': one that is also trained left to right, and so used in `causal_fraction` of the rows; 'two-tower': a "
+        "left-to-right and a right-to-left model over the clean text; 'uniform': all words with equal "
         "probability; 'unigram': words with their frequencies in the training split.",
     )
     generator_checkpoint: str | None = Field(
         None, description="Run or export whose masked language model the generator starts from; 'none': random weights."
     )
+    causal_fraction: float = CAUSAL_FRACTION
     tying: Literal["embeddings", "token", "none", "all", "gradient-disentangled"] = Field(
         "embeddings",
         description="What generator and discriminator share. 'embeddings': words, positions, segments and their LayerNorm, as "
@@ -77,6 +87,12 @@ class RTDConfig(GeneratorConfig):
         "Paper: true; without it the discriminator may never beat the majority class.",
     )
     discriminator_weight: float = Field(50.0, ge=0, description="Factor of the discriminator's loss. ELECTRA: 50.")
+    correction_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Factor of an additional loss, for predicting the original token at every position from the discriminator's "
+        "states, with the copy mechanism of 'all-tokens-mlm'. COCO-LM: 1; 0: none.",
+    )
     freeze_generator_at: RunPoint | None = Field(
         None,
         ge=0,
@@ -112,6 +128,19 @@ class RTDConfig(GeneratorConfig):
 
     def sampling_at(self, step: int) -> Sampling:
         return Sampling(self.value_at("temperature", step), self.top_p, self.disallow_original)
+
+    @property
+    def causal_rows(self) -> float:
+        return self.causal_fraction if self.generator == "hybrid" else 0.0
+
+    def check(self, data: DataConfig, model: ModelConfig) -> None:
+        if self.causal_rows:
+            check_one_way(model, "generator 'hybrid'")
+        if self.correction_weight and getattr(model, "mask_decoder", False):
+            raise ValueError(
+                "objective.correction_weight needs a discriminator without a decoder of its own; set model.mask_decoder=false, "
+                "or objective.correction_weight=0"
+            )
 
     @property
     def generator_source(self) -> str | None:
@@ -152,6 +181,8 @@ class RTDConfig(GeneratorConfig):
                 unread["tying"] = "generator = 'mlm'"
         if self.generator == "uniform":
             unread |= dict.fromkeys(("temperature", "temperature_end", "temperature_steps"), "generator = 'mlm'")
+        if self.generator != "hybrid":
+            unread["causal_fraction"] = "generator = 'hybrid'"
         if not self.sentence_contrastive_weight:
             unread["sentence_clean_probability"] = "sentence_contrastive_weight > 0"
         return unread
@@ -431,6 +462,9 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         self.discriminator = build_encoder(read, model, gradient_checkpointing=settings.gradient_checkpointing)
         self.discriminator_head = ReplacedTokenHead(model)
         self.discriminator_bilinear = bilinear_term(config.discriminator_head, self.discriminator)
+        self.correction_head = None
+        if config.correction_weight > 0:
+            self.correction_head = CopyMLMHead(model, self.discriminator.language_head())
         shared = self.discriminator if config.tying == "all" else None
         self._generator: Generator = generators.load(config.generator)(
             config, GeneratorInputs(settings, small, read_by_generator, shared)
@@ -467,13 +501,19 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         counts = self._algorithm.counts(batch)
         if self._runs_discriminator():
             counts["discriminator"] = self.classified(batch)[1]
+            if self.correction_head is not None:
+                counts["correction"] = batch.num_tokens
             if self.sentence_contrast is not None:
                 counts["sentence"] = int(batch.mask("texts").sum())
         return counts
 
     def reads(self) -> frozenset[PlacesOf]:
-        places: frozenset[PlacesOf] = frozenset({"chosen", self._generator.learns_at})
-        return places if self.sentence_contrast is None else places | {"texts"}
+        places: set[PlacesOf] = {"chosen", self._generator.learns_at}
+        if self.correction_head is not None:
+            places.add("real")
+        if self.sentence_contrast is not None:
+            places.add("texts")
+        return frozenset(places)
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         """Both losses of a batch whose chosen positions `corrupt` has masked."""
@@ -508,6 +548,9 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             rewards = F.binary_cross_entropy_with_logits(judged, labels, reduction="none")
         terms, metrics = self._algorithm.generator_terms(replaced, chosen, rewards, step)
         terms["discriminator"] = replaced_token_loss(logits, is_replaced, loss_mask, count, self._weight("discriminator"))
+        if self.correction_head is not None:
+            weight = self.config.correction_weight
+            terms["correction"], _ = restore_tokens(self.correction_head, hidden, batch, corrupted_ids, weight)
         if contrast is not None:
             terms["sentence"], seen = contrast.loss(hidden, is_replaced, tokens, batch.places("texts"))
             observations |= seen
@@ -528,8 +571,8 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return not self.training or self._trains("discriminator") or self._algorithm.needs_rewards
 
     def networks(self) -> dict[str, Network]:
-        sentence = () if self.sentence_contrast is None else (self.sentence_contrast,)
-        discriminator = Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear, sentence)
+        only_trained = tuple(part for part in (self.correction_head, self.sentence_contrast) if part is not None)
+        discriminator = Network(self.discriminator, self.discriminator_head, self.discriminator_bilinear, only_trained)
         companions = tuple(self._algorithm.modules.values())
         generator = {name: replace(network, companions=companions) for name, network in self._generator.networks.items()}
         return {"discriminator": discriminator} | generator
@@ -541,7 +584,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         return passes if runs else passes[1:]
 
     def head_share(self, network: Network, phase: Phase) -> float:
-        return super().head_share(network, phase) if self._generator.learns_at == "chosen" else 1.0
+        return 1.0 if self._generator.learns_at == "words" else super().head_share(network, phase)
 
     def phases(self, max_steps: int) -> list[Phase]:
         return self._algorithm.phases(max_steps, self._copy_generator)
@@ -558,14 +601,18 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
                 parameter.copy_(values[name])
 
     def evaluator(self) -> Evaluator:
-        weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}
+        weights = {
+            "generator_loss": self.config.generator_weight,
+            "discriminator_loss": self.config.discriminator_weight,
+            "correction_loss": self.config.correction_weight,
+        }
         if self.sentence_contrast is not None:
             return self.sentence_contrast.evaluator(weights)
         return MetricsEvaluator(replaced_token_metrics, weights)
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config
-        is_sum = config.algorithm == "joint" and not config.sentence_contrastive_weight
+        is_sum = config.algorithm == "joint" and not (config.sentence_contrastive_weight or config.correction_weight)
         return (config.generator_weight, config.discriminator_weight) if is_sum else None
 
     def initial_loss(self) -> float:
@@ -574,4 +621,5 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
         generator = config.generator_weight * self._generator.initial_loss()
         # Of the terms of an adversarial generator, the surrogate begins at 0 and the baseline at ln 2.
         start = math.log(2) if self._algorithm.needs_rewards else generator
-        return start + (config.discriminator_weight + config.sentence_contrastive_weight) * math.log(2)
+        correction = config.correction_weight * initial_copy_loss(self.vocabulary.size, config.mask_probability)
+        return start + correction + (config.discriminator_weight + config.sentence_contrastive_weight) * math.log(2)

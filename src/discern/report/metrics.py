@@ -69,6 +69,15 @@ _MEANINGS = {
         "Share of the positions of the loss where the likeliest token is the original one: the chosen positions, or all tokens "
         "with all-tokens-mlm.",
     ),
+    "heldout_causal_lm_loss": (
+        "Causal loss",
+        "Mean negative log-probability of each token given those before it, in nats.",
+    ),
+    "causal_lm_accuracy": ("Causal accuracy", "Share of the tokens that are the likeliest ones given those before them."),
+    "heldout_correction_loss": (
+        "Correction loss",
+        "Mean negative log-probability of the original token, copied or written by the discriminator, over all tokens, in nats.",
+    ),
     "masked_accuracy": (
         "Accuracy at chosen positions",
         "Share of the chosen positions where the likeliest token is the original one.",

@@ -118,6 +118,7 @@ class DisentangledAttention(nn.Module):
                 positions=position,
                 buckets=positions.buckets,
                 scale=self.scale,
+                directions=unpadding.directions,
             )
             return attended.view(hidden.shape)
         batch, length, size = hidden.shape

@@ -109,8 +109,7 @@ class ModernBertEncoder(StackedEncoder):
         self.final_norm = _norm(config.hidden_size, config)
 
     def language_head(self, config: ModelConfig | None = None) -> TiedLMHead:
-        assert isinstance(self.embeddings, WordEmbeddings)
-        return MaskedLMHead(config or self.config, self.embeddings.word, self.projection)
+        return MaskedLMHead(config or self.config, self.embeddings.table, self.projection)
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
