@@ -32,13 +32,21 @@ from discern.training.state import State, TrainContext
 from tests.support import MODELS, SPECIAL, MemorySplit, settings
 
 FOLDER = Path(__file__).parent
-KEYS = ("loss", "grad_norm", "generator_loss", "discriminator_loss", "mlm_loss", "permutation_lm_loss", "heldout_loss")
+KEYS = (
+    *("loss", "grad_norm", "generator_loss", "discriminator_loss", "correction_loss", "mlm_loss", "causal_lm_loss"),
+    *("permutation_lm_loss", "heldout_loss"),
+)
 # What a run sets besides the defaults, by the objective's name.
-OPTIONS: dict[str, dict[str, Any]] = {"permutation-lm": {"memory_length": 24}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "permutation-lm": {"memory_length": 24},
+    "hybrid": {"causal_fraction": 0.25, "mask_probability_steps": 40},
+}
 ROWS: dict[str, dict[str, Any]] = {"permutation-lm": {"packing": "two-part"}}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "rtd-two-stage": ("rtd", {"algorithm": "two-stage", "generator_size": 1.0, "tying": "none"}),
     "rtd-adversarial": ("rtd", {"algorithm": "adversarial"}),
+    "rtd-hybrid": ("rtd", {"generator": "hybrid"}),
+    "rtd-corrected": ("rtd", {"correction_weight": 1.0}),
     "rtd-two-tower": ("rtd", {"generator": "two-tower"}),
     "rtd-uniform": ("rtd", {"generator": "uniform"}),
     "rtd-unigram": ("rtd", {"generator": "unigram"}),

@@ -113,12 +113,15 @@ class ModernBertEncoder(StackedEncoder):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the layers that add to the residual from a narrower normal; with `initialization = "local"`, aim the heads."""
+        """Draw the layers that add to the residual from a narrower normal; with `initialization = "local"`, they are zero at first,
+        and the heads are aimed."""
         blocks: Iterable[Any] = self.blocks
+        is_local = self.config.initialization == "local"
         for block in blocks:
             for layer in (block.attention.output, block.contract):
-                layer.weight.mul_(self.config.output_std(layer.in_features) / self.config.linear_std(layer.in_features))
-        if self.config.initialization == "local":
+                narrower = self.config.output_std(layer.in_features) / self.config.linear_std(layer.in_features)
+                layer.weight.mul_(0.0 if is_local else narrower)
+        if is_local:
             aim_heads(blocks, self.config)
 
     def stacked_layers(self) -> Mapping[nn.Linear, int]:
