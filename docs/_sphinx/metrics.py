@@ -119,7 +119,9 @@ METRICS = (
         usual="0.02 and more; 0.000 in runs that do not learn",
     ),
     _fraction("mlm_accuracy", "evaluation", "fraction of the positions of the loss that are predicted correctly"),
-    _fraction("causal_lm_accuracy", "evaluation", "fraction of the tokens predicted correctly from those before them, for hybrid"),
+    _fraction(
+        "causal_lm_accuracy", "evaluation", "fraction of the tokens predicted correctly from those before them, for hybrid"
+    ),
     _fraction("masked_accuracy", "evaluation", "the same at the chosen positions, for all-tokens-mlm"),
     _fraction("copy_probability", "evaluation", "mean probability of copying the input token, for all-tokens-mlm"),
     _fraction("permutation_lm_accuracy", "evaluation", "fraction of the predicted positions predicted correctly"),
