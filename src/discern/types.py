@@ -198,6 +198,7 @@ class CorruptedBatch:
         draws: (B, L) how often each position was drawn, if the masking draws with replacement; None: once each.
         num_draws: the sum of `draws`; None if `draws` is None.
         is_causal: (B,) True = each token is predicted from those before it, and none is masked; None: no such rows.
+        following: (B, L) True at the words of causal rows that follow another token; None: there are none.
         located: places that were found before the batch moved to a device; see `places`.
     """
 
@@ -209,6 +210,7 @@ class CorruptedBatch:
     draws: Int[Tensor, "B L"] | None = None
     num_draws: int | None = None
     is_causal: Bool[Tensor, "B"] | None = None
+    following: Bool[Tensor, "B L"] | None = None
     located: Mapping[PlacesOf, Places] = field(default_factory=dict)
 
     @property
@@ -243,11 +245,8 @@ class CorruptedBatch:
             return self.masked_positions
         if which == "words":
             return self.tokens.maskable
-        if which in ("next", "predicted"):
-            assert self.is_causal is not None
-            causal = self.is_causal[:, None]
-            follows = follows_token(self.tokens) & causal
-            return follows if which == "next" else follows | (self.masked_positions & ~causal)
+        if which in ("next", "predicted") and self.is_causal is not None and self.following is not None:
+            return self.following if which == "next" else self.masked_positions.where(~self.is_causal[:, None], self.following)
         return self.tokens.text_starts if which == "texts" else self.tokens.attention_mask
 
     def to(self, device: torch.device) -> CorruptedBatch:
@@ -257,14 +256,6 @@ class CorruptedBatch:
 
     def _places(self, which: PlacesOf, *, even: bool) -> Places:
         return Places.of(self.mask(which), self.draws if which == "chosen" else None, even=even and which == "chosen")
-
-
-def follows_token(tokens: TokenBatch) -> Bool[Tensor, "B L"]:
-    """True at the words behind another token of their document piece, which a causal language model predicts."""
-    joined, documents = tokens.attention_mask[:, :-1], tokens.document_ids
-    if documents is not None:
-        joined = joined & (documents[:, :-1] == documents[:, 1:])
-    return tokens.maskable & F.pad(joined, (1, 0))
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from jaxtyping import Bool, Float
+from jaxtyping import Float
 from pydantic import Field
 from torch import Tensor
 
 from discern.config.schema import RunPoint
-from discern.corruption.masking import Chosen
 from discern.corruption.randomness import Randomness
 from discern.data.config import DataConfig
 from discern.models.config import ModelConfig
@@ -19,7 +18,7 @@ from discern.objectives.losses import word_logits
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.objectives.rtd import Generator, Prediction
-from discern.types import CorruptedBatch, Places, PlacesOf, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, Places, PlacesOf, StepOutput
 
 
 class HybridConfig(MLMConfig):
@@ -67,10 +66,8 @@ class HybridLanguageModel(MaskedLanguageModel):
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = HybridConfig
+    corrupts_causal_rows = False
     config: HybridConfig
-
-    def choose_causal(self, chosen: Chosen, is_causal: Bool[Tensor, "B"], batch: TokenBatch) -> Chosen:
-        return chosen.among(~is_causal[:, None].expand_as(chosen.positions))
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
         return super().counts(batch) | {"causal_lm": int(batch.mask("next").sum())}

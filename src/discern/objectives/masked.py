@@ -9,6 +9,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from pydantic import Field
 from torch import Tensor
+from torch.nn import functional as F
 
 from discern.corruption import maskings
 from discern.corruption.masking import Chosen, MaskingContext, Sample, hide
@@ -23,32 +24,39 @@ from discern.objectives.base import BuildSettings, Evaluator, Phase, Pretraining
 from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
 from discern.objectives.losses import WordLogits, copy_loss, word_logits
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
-from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch, follows_token
+from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
 PositionsConfigT = TypeVar("PositionsConfigT", bound=PositionsConfig)
 MaskingConfigT = TypeVar("MaskingConfigT", bound=MaskingConfig)
 
 
 class MaskingObjective(PretrainingObjective[MaskingConfigT]):
-    """An objective that masks chosen positions and predicts their tokens."""
+    """An objective that masks chosen positions and predicts their tokens.
+
+    Attributes:
+        corrupts_causal_rows: whether positions are also chosen in causal rows, to be replaced there.
+    """
+
+    corrupts_causal_rows: ClassVar[bool] = True
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         chosen = choose_positions(self, batch, randomness)
         shares = self.config.mask_token_probability, self.config.random_token_probability
         vocabulary = self.vocabulary.special.mask, self.vocabulary.size
         masked_ids = hide(batch.input_ids, chosen, shares, vocabulary, randomness)
-        is_causal = None
+        is_causal, following = None, None
         if fraction := self.config.causal_rows:
             # Evenly spaced, so that every batch has as many as it can.
             row = batch.example_index.double()
             is_causal = ((row + 1) * fraction).floor() > (row * fraction).floor()
-            masked_ids = torch.where(is_causal[:, None], batch.input_ids, masked_ids)
-            chosen = self.choose_causal(chosen, is_causal, batch)
-        return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws, is_causal)
-
-    def choose_causal(self, chosen: Chosen, is_causal: Bool[Tensor, "B"], batch: TokenBatch) -> Chosen:
-        """The chosen positions, of which those in causal rows must follow another token."""
-        return chosen.among(follows_token(batch) | ~is_causal[:, None])
+            causal = is_causal[:, None]
+            joined, documents = batch.attention_mask[:, :-1], batch.document_ids
+            if documents is not None:
+                joined = joined & (documents[:, :-1] == documents[:, 1:])
+            following = batch.maskable & F.pad(joined, (1, 0)) & causal
+            masked_ids = torch.where(causal, batch.input_ids, masked_ids)
+            chosen = chosen.among(~causal | following if self.corrupts_causal_rows else ~causal)
+        return corrupted_batch(batch, chosen.positions, masked_ids, chosen.draws, is_causal, following)
 
     def head_share(self, network: Network, phase: Phase) -> float:
         """Heads over the vocabulary run at the masked positions only, all others at every position."""
@@ -169,6 +177,7 @@ def corrupted_batch(
     masked_ids: Int[Tensor, "B L"] | None = None,
     draws: Int[Tensor, "B L"] | None = None,
     is_causal: Bool[Tensor, "B"] | None = None,
+    following: Bool[Tensor, "B L"] | None = None,
 ) -> CorruptedBatch:
     """The batch with these positions chosen and all denominators counted.
 
@@ -176,6 +185,7 @@ def corrupted_batch(
         masked_ids: the ids after masking; None: nothing is masked.
         draws: number of times each position was drawn, if that may be more than once.
         is_causal: rows whose tokens are predicted from those before them.
+        following: the words that are.
     """
     return CorruptedBatch(
         tokens=batch,
@@ -186,6 +196,7 @@ def corrupted_batch(
         draws=draws,
         num_draws=None if draws is None else int(draws.sum()),
         is_causal=is_causal,
+        following=following,
     )
 
 

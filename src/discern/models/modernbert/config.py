@@ -53,8 +53,8 @@ class ModernBertConfig(ModelConfig):
     initialization: Literal["released", "local"] = Field(
         "released",
         description="Weights at step 0. 'released': as ModernBERT's. 'local': the biases of queries and keys make each attention "
-        "head begin by attending to a near neighbor, which lets small networks leave the unigram plateau, and the layers that add "
-        "to the residual are zero.",
+        "head begin by attending to a near neighbor, which lets small networks leave the unigram plateau, and the layers that "
+        "add to the residual are zero.",
     )
 
     @model_validator(mode="after")

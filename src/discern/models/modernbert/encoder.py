@@ -113,8 +113,9 @@ class ModernBertEncoder(StackedEncoder):
 
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
-        """Draw the layers that add to the residual from a narrower normal; with `initialization = "local"`, they are zero at first,
-        and the heads are aimed."""
+        """Draw the layers that add to the residual from a narrower normal; with `initialization = "local"`, set them to zero, and
+        aim the heads.
+        """
         blocks: Iterable[Any] = self.blocks
         is_local = self.config.initialization == "local"
         for block in blocks:
