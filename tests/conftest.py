@@ -31,7 +31,7 @@ torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 UNCHECKED = {
     *("cli", "compare", "demo", "distributed", "docs", "examples", "finetuning", "golden", "model_files"),
     *("parity", "pretraining", "report", "serve", "test_algorithms", "test_compilation", "test_loop"),
-    *("test_memory", "test_meta_step", "test_permutation_lm", "test_step_sizes"),
+    *("test_meta_step", "test_permutation_lm", "test_step_sizes"),
 }
 
 

@@ -22,7 +22,7 @@ from discern.training.state import State, TrainContext
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.processes import run_ranks
 from tests.support import MODELS, settings
-from tests.training import test_memory, test_step_sizes
+from tests.training import test_step_sizes
 from tests.training.test_loop import OPTIMIZERS, context
 
 
@@ -51,9 +51,10 @@ def build_run(name: str, folder: Path, **options: Any) -> TrainContext:
     options |= OPTIMIZERS.get(variant, {})
     if name in OPTIONS:
         return context(folder, build_option(OPTIONS[name]), **options)
-    if kind == "memory":
-        return test_memory.context(folder, test_memory.build(0.0), **options)
     model = {"hidden_dropout": 0.0, "attention_dropout": 0.0, **MODELS.get(kind, {})}
+    if kind == "memory":
+        same = {"lengths": (), "batch_schedule": (), "config": {"memory_length": 20}, "model": model}
+        return test_step_sizes.scheduled(folder, "permutation-lm", **same, **options)
     factory = objectives.load(kind)
     if variant == "growing":
         chosen = {"masking": "entropy"} if "masking" in factory.Config.model_fields else {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,11 +13,7 @@ from discern.corruption.randomness import Randomness
 from discern.objectives import objectives
 from discern.objectives.base import Objective
 from discern.objectives.losses import TokenEntropies, entropies_of, entropy_sums
-from discern.training import checkpoint
-from discern.training.loop import train
-from discern.training.state import State
 from tests.support import make_batch, settings
-from tests.training.test_loop import context
 
 
 def build(name: str, **options: Any) -> Objective:
@@ -83,28 +78,6 @@ def test_uncertain_tokens_are_chosen_in_proportion_to_their_entropy() -> None:
     assert share(2.0, entropies) == pytest.approx(0.9, abs=0.02)
     assert share(1.0, None) == share(0.0, entropies) == pytest.approx(0.5, abs=0.02)
     assert share(1.0, torch.zeros(50)) == share(1.0, None), "no token has weight 0"
-
-
-@pytest.mark.parametrize("name", ["mlm", "rtd"])
-def test_every_objective_learns_the_entropies_and_resumes_bit_for_bit(tmp_path: Path, name: str) -> None:
-    def run(folder: str) -> Any:
-        objective = build(name, masking="entropy", entropy_exponent=2.0)
-        return context(tmp_path / folder, objective, max_steps=6, checkpoint_every_steps=1, keep_checkpoints=9)
-
-    train(run("whole"), State())
-    expected = checkpoint.load(tmp_path / "whole" / "checkpoints" / "step-00000006")
-    assert sorted(expected.carry) == ["token_entropies.6", "token_entropies.7"]
-    assert len(expected.carry["token_entropies.7"].unique()) > 30, "of the tokens that were predicted"
-    contents = checkpoint.load(tmp_path / "whole" / "checkpoints" / "step-00000004")
-    again = run("again")
-    checkpoint.load_model_tensors(again.objective, contents.model, "here")
-    again.objective.load_carry_state(contents.carry)
-    train(again, State.from_checkpoint(contents))
-    got = checkpoint.load(tmp_path / "again" / "checkpoints" / "step-00000006")
-    for part in ("model", "carry"):
-        left, right = getattr(expected, part), getattr(got, part)
-        assert left.keys() == right.keys()
-        assert all(torch.equal(left[key], right[key]) for key in left), part
 
 
 def test_the_masks_follow_the_entropies_of_two_steps_before() -> None:

@@ -3,7 +3,8 @@ import math
 import pytest
 import torch
 
-from discern.objectives.losses import copy_loss, masked_token_loss, replaced_token_loss
+from discern.objectives.losses import DenseLogits, copy_loss, replaced_token_loss
+from discern.types import Places
 
 
 def test_replaced_token_loss_by_hand() -> None:
@@ -17,7 +18,8 @@ def test_replaced_token_loss_by_hand() -> None:
 
 
 def test_losses_are_float32_whatever_the_logits_are() -> None:
-    term = masked_token_loss(torch.zeros(2, 1000, dtype=torch.bfloat16), torch.tensor([1, 2]))
+    logits = DenseLogits(torch.zeros(2, 1000, dtype=torch.bfloat16))
+    term = logits.loss(torch.tensor([1, 2]), Places(torch.arange(2), 2))
     assert term.total.dtype == torch.float32
     assert term.total.item() == pytest.approx(2 * math.log(1000), rel=1e-6)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
-from discern.objectives.losses import DenseLogits, masked_token_loss
+from discern.objectives.losses import DenseLogits
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig, sample_replacements
 from discern.types import CorruptedBatch, TokenBatch
 from tests.support import SPECIAL, make_batch, settings
@@ -36,18 +36,6 @@ def test_draws_are_counted() -> None:
     plain = masked(batch, Randomness(0, 0, batch.slot))
     assert plain.num_targets == plain.num_masked
     assert plain.target_draws is None
-
-
-def test_a_position_drawn_twice_weighs_twice() -> None:
-    logits = torch.randn(3, 7, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    targets, draws = torch.tensor([0, 4, 6]), torch.tensor([1, 2, 3])
-    term = masked_token_loss(logits, targets, 2.0, draws)
-    (gradient,) = torch.autograd.grad(term.total, logits)
-    written_out = masked_token_loss(logits.repeat_interleave(draws, 0), targets.repeat_interleave(draws), 2.0)
-    (expected,) = torch.autograd.grad(written_out.total, logits)
-    torch.testing.assert_close(term.total, written_out.total)
-    torch.testing.assert_close(gradient, expected)
-    assert (term.count, term.weight) == (6, 2.0)
 
 
 def test_samples_of_duplicates_are_averaged_and_don_t_depend_on_the_batch() -> None:

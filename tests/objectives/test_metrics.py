@@ -11,9 +11,9 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from discern.objectives.losses import masked_token_loss, replaced_token_loss
+from discern.objectives.losses import DenseLogits, replaced_token_loss
 from discern.objectives.metrics import MetricsEvaluator, area_under_curve, replaced_token_metrics
-from discern.types import CorruptedBatch, StepOutput
+from discern.types import CorruptedBatch, Places, StepOutput
 from tests.parity.small_networks import token_batch
 
 
@@ -56,7 +56,7 @@ def test_replaced_tokens_by_hand() -> None:
     generator_logits[0, 5] = generator_logits[1, 6] = generator_logits[2, 9] = generator_logits[3, 8] = math.log(2)
     output = StepOutput(
         {
-            "generator": masked_token_loss(generator_logits, targets),
+            "generator": DenseLogits(generator_logits).loss(targets, Places(targets, 4)),
             "discriminator": replaced_token_loss(logits, is_replaced, batch.tokens.attention_mask, batch.num_tokens),
         },
         {

@@ -1,8 +1,7 @@
-"""`discern pretrain` with a batch and rows that grow: the plan, the records, and a run that is continued."""
+"""`discern pretrain` with a batch and rows that grow: the plan, the records, and what continues from the run."""
 
 from __future__ import annotations
 
-import shutil
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from discern.training.config import load_pretrain_config
 from discern.training.flops import step_flops
 from discern.training.metrics import read_metrics
 from tests.data.small_text import write_vocabulary
-from tests.pretraining.commands import weights
 from tests.pretraining.test_evaluate import prepared
 
 # 4 rows of 16 in steps 0 to 3, then 8 of 16, and 4 of 32 from step 8 on.
@@ -68,13 +66,6 @@ def test_the_plan_and_the_records_count_each_step_as_it_is(data: Path, stable: P
     tokens = [record["tokens"] for record in records]
     read = [after - before for before, after in pairwise([0, *tokens])]
     assert all(0.7 * rows * length < count <= rows * length for count, (length, rows) in zip(read, sizes, strict=True)), read
-
-
-def test_a_run_that_is_continued_equals_one_in_a_piece(data: Path, stable: Path, tmp_path: Path) -> None:
-    out = Path(shutil.copytree(stable, tmp_path / "cut"))
-    shutil.rmtree(out / "checkpoints" / "step-00000012")  # the rows change after step 8
-    pretrain(data=data, out=out, preset="tiny", overrides=SCHEDULES, progress=Silent())
-    assert weights(out, 12) == weights(stable, 12)
 
 
 def test_a_decay_from_a_checkpoint_keeps_the_schedule_of_the_run(data: Path, stable: Path, tmp_path: Path) -> None:

@@ -25,6 +25,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "adversarial": {"algorithm": "adversarial"},
     "frozen generator": {"freeze_generator_at": 4, "tying": "gradient-disentangled"},
     "warm-up": {"generator_warmup_steps": 4},
+    "entropy": {"masking": "entropy", "entropy_exponent": 2.0},
     "unigram, contrastive": {"generator": "unigram", "sentence_contrastive_weight": 1.0},
 }
 

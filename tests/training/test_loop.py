@@ -30,6 +30,7 @@ from discern.training.metrics import MetricsLog, TimeBudget, Work, read_metrics
 from discern.training.process import StopRequest
 from discern.training.state import EarlyStopping, State, TrainContext, average_warning, averaged, update_average
 from discern.types import CorruptedBatch, StepOutput
+from tests.pretraining.commands import Notes
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
@@ -60,16 +61,6 @@ def context(folder: Path, objective: Objective | None = None, **options: Any) ->
         progress=Silent(),
         stop=StopRequest(),
     )
-
-
-class Notes(Silent):
-    """Keeps what is told."""
-
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-
-    def note(self, message: str) -> None:
-        self.notes.append(message)
 
 
 def build(dropout: float = 0.1) -> ReplacedTokenDetection:
@@ -151,7 +142,7 @@ def test_the_average_by_hand(tmp_path: Path) -> None:
 def test_an_average_that_spans_more_than_the_run_is_warned_of(tmp_path: Path) -> None:
     progress = Notes()
     train(replace(context(tmp_path, max_steps=3, weight_average=0.9), progress=progress), State())
-    assert sum("weight_average" in note for note in progress.notes) == 1
+    assert sum("weight_average" in note for note in progress.lines) == 1
     assert "averages over about 1,000 updates, but the run has 200" in str(
         average_warning(TrainConfig(weight_average=0.999), 200)
     )
@@ -162,8 +153,8 @@ def test_an_average_that_spans_more_than_the_run_is_warned_of(tmp_path: Path) ->
 def test_what_muon_updates_is_told_at_the_start(tmp_path: Path) -> None:
     told = Notes()
     train(replace(context(tmp_path, max_steps=1, optimizer={"name": "muon"}), progress=told), State())
-    assert told.notes[0].startswith("muon updates 28 matrices with ")
-    assert "; adamw updates " in told.notes[0]
+    assert told.lines[0].startswith("muon updates 28 matrices with ")
+    assert "; adamw updates " in told.lines[0]
 
 
 @pytest.mark.parametrize(("optimizer", "micro"), [("adamw", 1), ("muon", 3), ("stable-adamw", 3)])
@@ -202,9 +193,9 @@ def test_what_ails_a_run_is_told_once(tmp_path: Path) -> None:
         replace(context(tmp_path, evaluate_every_steps=4), health_monitor=HealthMonitor(8, Expectations()), progress=told),
         State(),
     )
-    warnings = [note for note in told.notes if note.startswith("warning: ")]
+    warnings = [note for note in told.lines if note.startswith("warning: ")]
     assert len(warnings) == len({warning.split()[1] for warning in warnings}) > 0
-    assert told.notes.index(warnings[0]) > told.notes.index(next(note for note in told.notes if note.startswith("step 8: ")))
+    assert told.lines.index(warnings[0]) > told.lines.index(next(note for note in told.lines if note.startswith("step 8: ")))
 
 
 @pytest.mark.parametrize("compiled", [False, True])
@@ -437,7 +428,7 @@ def test_a_stopped_run_ends_as_one_left_alone(tmp_path: Path, undisturbed: Undis
     progress = StopAt()
     train(replace(run, progress=progress), state)
     assert (state.step, state.interrupted) == (stop, True)
-    assert not [note for note in progress.notes if note.startswith(f"step {stop}: held out")], "a stop waits for no figures"
+    assert not [note for note in progress.lines if note.startswith(f"step {stop}: held out")], "a stop waits for no figures"
     finish(tmp_path, undisturbed)
 
 

@@ -334,7 +334,7 @@ def config_check(
 
     from discern.config.resolve import usual_vocabulary
     from discern.pretraining.bench import synthetic_vocabulary
-    from discern.pretraining.run import meta_objective
+    from discern.pretraining.resume import meta_objective
     from discern.training.config import load_pretrain_config
 
     _, warn = listening(progress)

@@ -325,10 +325,9 @@ def pretrain(
     from discern.pretraining import run as pretraining
 
     listener, _ = listening(progress)
-    sources = _sources(data)
-    check_apart(Path(out), *map(Path, sources), path_of(init_from), path_of(decay_from))
     options: dict[str, Any] = {
-        "data": sources,
+        "config": path_of(config),
+        "data": _sources(data),
         "out": Path(out),
         "preset": preset,
         "overrides": (*_temperature(data_temperature), *overrides_of(settings)),
@@ -339,12 +338,12 @@ def pretrain(
     if dry_run or check_only:
         from discern.pretraining.estimate import estimate
 
-        planned = pretraining.plan(config=path_of(config), **options, warn=lambda _: None)
+        planned = pretraining.plan(**options, warn=lambda _: None)
         if check_only:
             return {}
         estimated = estimate(planned, device=device, processes=processes)
         return {**estimated.values, "summary": estimated.text}
-    return pretraining.pretrain(path_of(config), **options, device=device, progress=listener) or {}
+    return pretraining.pretrain(**options, device=device, progress=listener) or {}
 
 
 @verb("Train", nproc=True)

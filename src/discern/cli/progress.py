@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import re
 import select
+import signal
 import stat
 import sys
 import time
@@ -22,13 +23,13 @@ from rich.table import Column
 from rich.text import Text
 
 from discern.progress import SHARE, Progress, Silent, duration
-from discern.training.process import SIGPIPE, ask_to_stop
+from discern.training.process import ask_to_stop
 
 # C0 without tab and newline, DEL, and C1, which starts escape sequences in 8-bit terminals; line and paragraph separator;
 # embeddings, overrides and isolates of bidirectional text; surrogates. The marks U+200E and U+200F, which ordinary Arabic and
 # Hebrew use, change the order of neighbors only and stay.
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-READER_GONE = 128 + SIGPIPE
+READER_GONE = 128 + signal.SIGPIPE
 """Exit code of a command whose output nobody reads any more."""
 FIRST_LINE_AFTER = 10.0
 """Seconds until the first line away from a terminal. The interval then grows with the elapsed time, up to 5 minutes."""
@@ -202,7 +203,7 @@ class Listener:
     def _lost(self) -> None:
         self._inner, self._piped = Silent(), False
         drop_unread()
-        if not ask_to_stop(SIGPIPE):
+        if not ask_to_stop(signal.SIGPIPE):
             raise SystemExit(READER_GONE)
 
 

@@ -21,7 +21,7 @@ from discern.model_files.run import vocabulary_of
 from discern.models import encoders
 from discern.models.config import ModelConfig
 from discern.objectives.base import Vocabulary
-from discern.pretraining.run import meta_objective
+from discern.pretraining.resume import meta_objective
 from discern.storage.checksums import checksum, read_text
 from discern.tasks import tasks as registry
 from discern.training.config import NO_STEP_LIMIT, RUN_POINTS, PretrainConfig, load_pretrain_config, step_sizes

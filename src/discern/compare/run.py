@@ -29,8 +29,8 @@ from discern.model_files.finetuned import MODEL_FILE
 from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, read_record, vocabulary_of
 from discern.pretraining.bench import processor_name
 from discern.pretraining.estimate import estimate
-from discern.pretraining.resume import MAY_CHANGE
-from discern.pretraining.run import meta_objective, open_run, plan as plan_run, pretrain
+from discern.pretraining.resume import MAY_CHANGE, meta_objective
+from discern.pretraining.run import open_run, plan as plan_run, pretrain
 from discern.progress import Progress
 from discern.report.comparison import comparison_page
 from discern.report.page import render_page

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from itertools import chain
 from typing import Any
 
 import torch
@@ -103,7 +104,7 @@ def geglu(x: Float[Tensor, "... two_F"], bias: Float[Tensor, "two_F"] | None = N
 
 def dropout(x: Tensor, probability: float) -> Tensor:
     """Elements zeroed with a probability (a multiple of 1/65536), the rest scaled so that the mean is unchanged."""
-    return _Dropout.apply(x, *dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
+    return _Dropout.apply(x, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 def residual_norm(
@@ -121,7 +122,7 @@ def residual_norm(
         keeps_sum: return the sum in float32, and its LayerNorm: in bfloat16 with `want_low`, else in float32.
     """
     values, other = _Norm.apply(  # type: ignore[no-untyped-call]
-        keeps_sum, part, bias, residual, norm.weight, norm.bias, norm.eps, *dropping(probability), want_low
+        keeps_sum, part, bias, residual, norm.weight, norm.bias, norm.eps, dropping(probability), want_low
     )
     return values, values if other is None else other
 
@@ -164,20 +165,20 @@ class _Gelu(torch.autograd.Function):
 
 class _Dropout(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, seed: int, limit: int) -> Tensor:
-        ctx.seed, ctx.limit = seed, limit
-        return _dropped(x, seed, limit)
+    def forward(ctx: Any, x: Tensor, drop: tuple[int, int]) -> Tensor:
+        ctx.drop = drop
+        return _dropped(x, drop)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return _dropped(gradient, ctx.seed, ctx.limit), None, None
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return _dropped(gradient, ctx.drop), None
 
 
-def _dropped(x: Tensor, seed: int, limit: int) -> Tensor:
+def _dropped(x: Tensor, drop: tuple[int, int]) -> Tensor:
     x = x.contiguous()
     result = torch.empty_like(x)
-    call("dropout", x.dtype, x, result, *rows_of(x), seed, limit)
+    call("dropout", x.dtype, x, result, *rows_of(x), *drop)
     return result
 
 
@@ -192,8 +193,7 @@ class _Norm(torch.autograd.Function):
         gain: Tensor,
         shift: Tensor | None,
         epsilon: float,
-        seed: int,
-        limit: int,
+        drop: tuple[int, int],
         want_low: bool,
     ) -> tuple[Tensor, Tensor | None]:
         # In order: the sum, and its LayerNorm in float32 and in bfloat16.
@@ -201,10 +201,9 @@ class _Norm(torch.autograd.Function):
         results = [None if dtype is None else torch.empty(part.shape, dtype=dtype) for dtype in wanted]
         rows, columns = rows_of(part)
         mean, deviation = (torch.empty(rows) for _ in range(2))
-        settings = (rows, columns, epsilon, seed, limit)
-        call("norm", part.dtype, part, bias, residual, gain, shift, *results, mean, deviation, *settings)
+        call("norm", part.dtype, part, bias, residual, gain, shift, *results, mean, deviation, rows, columns, epsilon, *drop)
         ctx.save_for_backward(results[0], mean, deviation, gain)
-        ctx.keeps_sum, ctx.want_low, ctx.dtype, ctx.drop = keeps_sum, want_low, part.dtype, (seed, limit)
+        ctx.keeps_sum, ctx.want_low, ctx.dtype, ctx.drop = keeps_sum, want_low, part.dtype, drop
         ctx.needs = residual is not None, bias is not None, shift is not None
         ctx.set_materialize_grads(False)
         returned = [result for result in results[not keeps_sum :] if result is not None]
@@ -222,7 +221,7 @@ class _Norm(torch.autograd.Function):
             dvalues, dlow = None, second
         results = (dresidual, dpart, dbias, dgain, dshift, *rows_of(total), *ctx.drop)
         call("norm_back", ctx.dtype, dsum, dvalues, dlow, total, mean, deviation, gain, *results)
-        return None, dpart, dbias, dresidual, dgain, dshift, None, None, None, None
+        return None, dpart, dbias, dresidual, dgain, dshift, None, None, None
 
 
 class _CrossEntropy(torch.autograd.Function):
@@ -257,29 +256,26 @@ def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
 
 
 def adamw(
-    parameters: Sequence[Tensor],
-    gradients: Sequence[Tensor],
-    means: Sequence[Tensor],
-    squares: Sequence[Tensor],
-    *,
+    *lists: Sequence[Tensor],
     rate: float,
     kept: float,
     betas: tuple[float, float],
     root: float,
     epsilon: float,
 ) -> None:
-    """One update in place, in a single pass over the four lists.
+    """One update in place, in a single pass over the parameters, gradients, means and squares.
 
     Args:
+        lists: these four.
         rate: learning rate divided by the bias correction of the first moment.
         kept: factor of the parameters due to weight decay.
         root: square root of the bias correction of the second moment.
     """
-    lists = [_pointers(tensors) for tensors in (parameters, gradients, means, squares)]
+    parameters, _, *moments = lists
     beta1, beta2 = betas
     numbers = map(float, (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon))
-    call("adamw", torch.float32, *lists, _sizes(parameters), len(parameters), *numbers)
-    torch.autograd.graph.increment_version([*parameters, *means, *squares])
+    call("adamw", torch.float32, *map(_pointers, lists), _sizes(parameters), len(parameters), *numbers)
+    torch.autograd.graph.increment_version(list(chain(parameters, *moments)))
 
 
 def dense(tensors: Sequence[Tensor]) -> bool:
@@ -359,7 +355,7 @@ def relative_softmax(
         probability: probability of dropping an attention probability.
     """
     gain = None if gain is None else gain.float()
-    return _RelativeSoftmax.apply(content, distance, gain, relation, starts, *dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
+    return _RelativeSoftmax.apply(content, distance, gain, relation, starts, dropping(probability))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class _Attention(torch.autograd.Function):
@@ -399,15 +395,14 @@ class _RelativeSoftmax(torch.autograd.Function):
         gain: Tensor | None,
         relation: Tensor | None,
         starts: Tensor,
-        seed: int,
-        limit: int,
+        drop: tuple[int, int],
     ) -> Tensor:
         probabilities = torch.empty(content.shape, dtype=content.dtype)
-        dropped = torch.empty_like(probabilities) if limit else probabilities
+        dropped = torch.empty_like(probabilities) if drop[1] else probabilities
         sizes = (content.shape[:-1].numel(), starts.numel(), content.shape[-1], distance.shape[-1])
-        call("relative", content.dtype, content, distance, gain, relation, starts, probabilities, dropped, *sizes, seed, limit)
+        call("relative", content.dtype, content, distance, gain, relation, starts, probabilities, dropped, *sizes, *drop)
         ctx.save_for_backward(probabilities, relation, starts)
-        ctx.seed, ctx.limit, ctx.sizes, ctx.has_gain = seed, limit, sizes, gain is not None
+        ctx.drop, ctx.sizes, ctx.has_gain = drop, sizes, gain is not None
         return dropped
 
     @staticmethod
@@ -418,8 +413,8 @@ class _RelativeSoftmax(torch.autograd.Function):
         ddistance = probabilities.new_empty(*probabilities.shape[:-1], ctx.sizes[-1])
         dgain = probabilities.new_empty(probabilities.shape[:-1], dtype=torch.float32) if ctx.has_gain else None
         given = (probabilities, gradient, relation, starts, dcontent, ddistance, dgain)
-        call("relative_back", probabilities.dtype, *given, *ctx.sizes, ctx.seed, ctx.limit)
-        return dcontent, ddistance, dgain, None, None, None, None
+        call("relative_back", probabilities.dtype, *given, *ctx.sizes, *ctx.drop)
+        return dcontent, ddistance, dgain, None, None, None
 
 
 def _thirds(packed: Tensor) -> list[ctypes.c_void_p]:

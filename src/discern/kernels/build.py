@@ -126,7 +126,10 @@ def load_kernels() -> Kernels:
 
 def _loaded(compiler: str, version: bytes, runtime: Path) -> Kernels:
     """Load the kernels from the first folder that has them, or in which they can be built."""
-    name = _name(version, runtime)
+    # The name is derived from all that the library depends on.
+    parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
+    parts += [version, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
+    name = f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
     failure = "there is no writable folder for them that belongs to this user alone; set DISCERN_CACHE to one"
     for folder in private_folders():
         path = folder / name
@@ -157,13 +160,6 @@ def _openmp_runtime() -> Path | None:
     runtimes = [path for path in loaded if path.name.startswith(("libgomp", "libiomp", "libomp"))]
     # Other packages may load their own runtime. That of torch is in its folder, or is the one of the system.
     return min(runtimes, key=lambda path: Path(torch.__file__).parent not in path.parents, default=None)
-
-
-def _name(version: bytes, runtime: Path) -> str:
-    """The file name of the library, derived from its sources and the version of the compiler."""
-    parts = [path.read_bytes() for path in sorted(_FOLDER.glob("*.[ch]"))]
-    parts += [version, " ".join(_FLAGS).encode(), runtime.name.encode(), platform.machine().encode(), _processor()]
-    return f"kernels-{hashlib.sha256(b'|'.join(parts)).hexdigest()[:20]}.so"
 
 
 def _compile(compiler: str, runtime: Path, target: Path) -> None:

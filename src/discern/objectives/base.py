@@ -15,7 +15,7 @@ from discern.corruption.randomness import Randomness, key_of
 from discern.models.base import Network, initialize
 from discern.models.config import ModelConfig
 from discern.objectives.config import ObjectiveConfig
-from discern.objectives.losses import TokenEntropies, WordLogits
+from discern.objectives.losses import TokenEntropies, WordLogits, entropies_of, entropy_sums
 from discern.types import CorruptedBatch, Places, PlacesOf, SpecialTokens, StepOutput, TokenBatch
 
 ConfigT = TypeVar("ConfigT", bound=ObjectiveConfig)
@@ -246,7 +246,7 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
         """The observation that masking 'entropy' learns from, of the predictions at N positions; none without it."""
         if not self.training or self.entropies is None:
             return {}
-        return {"entropy_sums": self.entropies.sums(logits, targets, places)}
+        return {"entropy_sums": entropy_sums(logits.map(entropies_of), targets, self.vocabulary.size, places.draws)}
 
     def step_statistics(self, output: StepOutput) -> dict[str, Tensor]:
         sums = output.observations.get("entropy_sums")

@@ -17,37 +17,14 @@ from discern.models.heads import CopyMLMHead, TiedLMHead
 from discern.types import LossTerm, Places
 
 
-def masked_token_loss(
-    logits: Float[Tensor, "M V"],
-    targets: Int[Tensor, "M"],
-    weight: float = 1.0,
-    draws: Int[Tensor, "M"] | None = None,
-    count: int | None = None,
-) -> LossTerm:
-    """Cross-entropy of the original tokens at the masked positions, summed, in float32.
-
-    Args:
-        draws: how often each position counts (`CorruptedBatch.target_draws`); None: once.
-        count: the sum of `draws`; None: it is computed, which makes the host wait for a device.
-    """
-    if draws is not None:
-        each = F.cross_entropy(logits.float(), targets, reduction="none")
-        return LossTerm((each * draws).sum(), int(draws.sum()) if count is None else count, weight)
-    if kernels.usable(logits):
-        total = kernels.cross_entropy_sum(logits, targets)
-    else:
-        total = F.cross_entropy(logits.float(), targets, reduction="sum")
-    return LossTerm(total, targets.shape[0], weight)
-
-
 def replaced_token_loss(
     logits: Float[Tensor, "B L"],
-    is_replaced: Bool[Tensor, "B L"],
+    positive: Bool[Tensor, "B L"],
     loss_mask: Bool[Tensor, "B L"],
     count: int,
     weight: float = 1.0,
 ) -> LossTerm:
-    """Binary cross-entropy of *replaced* over the tokens of the mask, summed, in float32.
+    """Binary cross-entropy of a class, such as *replaced*, over the tokens of the mask, summed, in float32.
 
     Args:
         loss_mask: the tokens that count; in ELECTRA every real token, [CLS] and [SEP] included.
@@ -55,9 +32,8 @@ def replaced_token_loss(
 
     Reference: Clark et al. 2020, section 2; the released code's normalization over the tokens of the batch.
     """
-    each = F.binary_cross_entropy_with_logits(logits.float(), is_replaced.float(), reduction="none")
-    total = torch.where(loss_mask, each, torch.zeros_like(each)).sum()
-    return LossTerm(total, count, weight)
+    each = F.binary_cross_entropy_with_logits(logits.float(), positive.float(), reduction="none")
+    return LossTerm(torch.where(loss_mask, each, 0.0).sum(), count, weight)
 
 
 def noise_contrastive_loss(
@@ -81,11 +57,8 @@ def noise_contrastive_loss(
     Reference: Clark et al. 2020 (Electric), algorithm 2; Gutmann and Hyvärinen 2010.
     """
     finite = torch.isfinite(log_noise_odds)
-    odds = torch.where(finite, log_noise_odds, torch.zeros_like(log_noise_odds))
-    logits = energy.float() + log_noise_probability.detach() + odds
-    each = F.binary_cross_entropy_with_logits(logits, is_noise.float(), reduction="none")
-    total = torch.where(loss_mask & finite, each, torch.zeros_like(each)).sum()
-    return LossTerm(total, count, weight)
+    logits = energy.float() + log_noise_probability.detach() + torch.where(finite, log_noise_odds, 0.0)
+    return replaced_token_loss(logits, is_noise, loss_mask & finite, count, weight)
 
 
 def copy_loss(
@@ -132,12 +105,18 @@ class DenseLogits:
         return F.cross_entropy(self._logits.float(), targets, reduction="none")
 
     def loss(self, targets: Int[Tensor, "N"], places: Places, weight: float = 1.0) -> LossTerm:
-        """Cross-entropy of the targets, summed.
+        """Cross-entropy of the targets, summed, in float32.
 
         Args:
             places: the N positions, which may count more than once.
         """
-        return masked_token_loss(self._logits, targets, weight, places.draws, places.count)
+        if places.draws is not None:
+            total = places.weigh(self.losses(targets)).sum()
+        elif kernels.usable(self._logits):
+            total = kernels.cross_entropy_sum(self._logits, targets)
+        else:
+            total = F.cross_entropy(self._logits.float(), targets, reduction="sum")
+        return LossTerm(total, places.count, weight)
 
     def select(self, index: Int[Tensor, "M"]) -> WordLogits:
         """The logits at some of the positions."""
@@ -274,10 +253,6 @@ class TokenEntropies:
         # On the meta device, values are unknown. On a GPU, the thread that reads rows waits for them, on its stream of copies,
         # which begins after the step that computed them; the thread that trains goes on.
         return None if values is None or values.is_meta else values.cpu()
-
-    def sums(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> Float[Tensor, "2 V"]:
-        """`entropy_sums` of the predictions at some positions."""
-        return entropy_sums(logits.map(entropies_of), targets, len(self._newest), places.draws)
 
     def update(self, step: int, sums: Float[Tensor, "2 V"]) -> None:
         """Add the predictions of a step.

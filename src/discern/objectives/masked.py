@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -249,7 +249,7 @@ def initial_copy_loss(size: int, mask_probability: float) -> float:
     return replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
 
 
-def bilinear_term(kind: Literal["dense", "bilinear"], encoder: Encoder) -> BilinearTerm | None:
+def bilinear_term(kind: str, encoder: Encoder) -> BilinearTerm | None:
     """The term that this kind of head adds to the discriminator's logits; None if there is none."""
     return BilinearTerm(encoder.config, encoder.embeddings.embedding_size) if kind == "bilinear" else None
 

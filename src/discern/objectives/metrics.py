@@ -165,11 +165,15 @@ class Breakdown:
         lengths = np.maximum(real.sum(1, keepdims=True), 1)
         quarters = np.minimum(np.arange(length)[None, :], lengths - 1) * len(_PARTS) // lengths
         groups = np.where(special, -1, self._class_of[ids]), quarters
-        classified = _classifications(output, batch)
-        if classified is not None:
+        seen, classified = output.observations, tuple[Tensor, ...]()  # logits, labels and mask of the discriminator's loss
+        if "discriminator_logits" in seen:
+            classified = seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
+        elif "energy" in seen:
+            classified = noise_logits(seen).clamp(-50, 50), seen["is_noise"], tokens.maskable
+        if classified:
             logits, truth, mask = (column.float().cpu().numpy() for column in classified)
             self._classified.append(np.stack([column[mask > 0] for column in (logits, truth, *groups)], 1).astype(np.float64))
-        predicted = _predictions(output.observations, batch)
+        predicted = _predictions(seen, batch)
         if predicted is not None:
             loss, correct, mask = (column.float().cpu().numpy() for column in predicted)
             self._predicted.append(np.stack([loss, correct, *(column[mask > 0] for column in groups)], 1).astype(np.float64))
@@ -202,16 +206,6 @@ def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[dict[s
         for member in ((bins == number).nonzero()[0] for number in range(_BINS))
         if len(member)
     ]
-
-
-def _classifications(output: StepOutput, batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
-    """The discriminator's logits, the labels and the mask of its loss, (B, L) each; None if there is no discriminator."""
-    seen = output.observations
-    if "discriminator_logits" in seen:
-        return seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
-    if "energy" in seen:
-        return noise_logits(seen).clamp(-50, 50), seen["is_noise"], batch.tokens.maskable
-    return None
 
 
 def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -61,7 +61,9 @@ class FixedGenerator(Generator):
         smoothed = torch.ones(size, dtype=torch.float64)
         if config.generator == "unigram" and counts is not None:
             smoothed += counts
-        self.table = FrequencyTable((smoothed / smoothed.sum()).log().float(), saved=config.generator == "unigram")
+        self.table: Any = nn.Module()
+        log_probabilities = (smoothed / smoothed.sum()).log().float()
+        self.table.register_buffer("log_probabilities", log_probabilities, persistent=config.generator == "unigram")
         self.networks, self.modules = {}, {"generator_frequencies": self.table}
 
     def predict(self, batch: CorruptedBatch) -> Prediction:
@@ -72,16 +74,6 @@ class FixedGenerator(Generator):
     def initial_loss(self) -> float:
         """The entropy of the distribution: its mean loss over text with these word frequencies."""
         return float(torch.special.entr(self.table.log_probabilities.double().exp()).sum())
-
-
-class FrequencyTable(nn.Module):
-    """The log-probability of each word, (V,), float32; `saved` with the checkpoint or not."""
-
-    log_probabilities: Tensor
-
-    def __init__(self, log_probabilities: Float[Tensor, "V"], *, saved: bool) -> None:
-        super().__init__()
-        self.register_buffer("log_probabilities", log_probabilities, persistent=saved)
 
 
 class TwoStage(Algorithm):

@@ -16,8 +16,8 @@ from discern.errors import ConfigError
 from discern.model_files.run import vocabulary_of
 from discern.objectives.base import Objective
 from discern.pretraining.evaluate import heldout_rows_of
-from discern.pretraining.resume import Resume
-from discern.pretraining.run import DataSets, Plan, Run, finish_run, meta_objective, open_run, plan
+from discern.pretraining.resume import Resume, meta_objective
+from discern.pretraining.run import DataSets, Plan, Run, finish_run, open_run, plan
 from discern.pretraining.warm_start import AddedTokens, extended_data
 from discern.progress import Progress, warning_to
 from discern.storage.checksums import Record, read_json, write_json
@@ -226,4 +226,4 @@ class _Adaptation(Record):
     start: str
     fresh: list[str]
     added_tokens: int
-    before: dict[str, dict[str, float]]
+    before: Metrics

@@ -31,11 +31,11 @@ from discern.data.batching.synthetic import SPECIAL, SyntheticRows
 from discern.errors import NumericsError
 from discern.model_files.run import build_objective
 from discern.objectives.base import Objective, Phase, Vocabulary
-from discern.pretraining.resume import check_parameters
-from discern.pretraining.run import check_shares, meta_objective
+from discern.pretraining.resume import check_parameters, meta_objective
+from discern.pretraining.run import check_shares
 from discern.progress import Progress, Silent
 from discern.training.config import PretrainConfig, learning_rate, load_pretrain_config, step_sizes
-from discern.training.distributed import Ranks, join_ranks, lacks_memory, out_of_memory, peak_memory
+from discern.training.distributed import Ranks, explain_lack_of_memory, join_ranks, peak_memory
 from discern.training.execution import (
     autocast,
     choose_compilation,
@@ -128,12 +128,9 @@ def bench(
         phases = objective.phases(train.max_steps)
         listener.start("measuring", 1 + len(phases), "parts")
         try:
-            forward = time_forward(context, seconds)
-            training = [time_training(context, phase, seconds, precision.milliseconds) for phase in phases]
-        except RuntimeError as problem:
-            if not lacks_memory(problem):
-                raise
-            raise out_of_memory(train, ranks.world_size, ranks.device) from problem
+            with explain_lack_of_memory(train, ranks):
+                forward = time_forward(context, seconds)
+                training = [time_training(context, phase, seconds, precision.milliseconds) for phase in phases]
         finally:
             listener.finish()
         speeds = _speeds(context, forward, training, phases)

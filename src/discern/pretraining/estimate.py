@@ -10,7 +10,8 @@ from discern.config.schema import flatten, toml_value
 from discern.data.batching.mixture import MixedData
 from discern.model_files.run import CHECKPOINTS, check_words, vocabulary_of
 from discern.pretraining.bench import meta_steps, slot_memory
-from discern.pretraining.run import Plan, check_shares, meta_objective, precision_of, training_stream
+from discern.pretraining.resume import meta_objective
+from discern.pretraining.run import Plan, check_shares, precision_of, training_stream
 from discern.progress import duration_in_words
 from discern.training import checkpoint
 from discern.training.config import NO_STEP_LIMIT, step_sizes

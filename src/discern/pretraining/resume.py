@@ -17,7 +17,7 @@ from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model_files.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, build_objective, is_run, read_record
-from discern.objectives.base import Vocabulary
+from discern.objectives.base import Objective, Vocabulary
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
@@ -121,7 +121,7 @@ class DecayStart:
 
     def entry(self) -> dict[str, Any]:
         """Entries of the new run's record. Its weights began where those of the run began."""
-        began = {key: self.record[key] for key in ("start",) if key in self.record}
+        began = {key: value for key, value in self.record.items() if key == "start"}
         return {RECORD_KEY: {"run": str(self.run.resolve()), "step": self.step, **began}}
 
 
@@ -272,18 +272,27 @@ def machine_memory(device: torch.device) -> int | None:
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
+def meta_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
+    """The objective of a run with its networks on the meta device.
+
+    Raises:
+        ConfigError: its parts don't fit together.
+    """
+    with torch.device("meta"):
+        return build_objective(config, vocabulary)
+
+
 def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, processes: int = 1) -> None:
-    """Make sure that the parameters, their gradients and the optimizer state fit into the memory of the device.
+    """Make sure that the objective can be built, and that parameters, gradients and optimizer state fit into memory.
 
     Args:
         processes: number of processes that train together; on the CPU, they share the memory.
 
     Raises:
-        ConfigError: they do not fit.
+        ConfigError: its parts don't fit together, or they do not fit into the memory of the device.
     """
     present = machine_memory(device)
-    with torch.device("meta"):
-        count = sum(parameter.numel() for parameter in build_objective(config, vocabulary).parameters())
+    count = sum(parameter.numel() for parameter in meta_objective(config, vocabulary).parameters())
     shards = processes if config.train.divides_weights(processes) and device.type != "cpu" else 1
     needed = count * max(_BYTES_A_PARAMETER / shards, _BYTES_BEFORE_DIVIDING if shards > 1 else 0)
     if present is not None and needed > present:

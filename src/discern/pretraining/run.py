@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-import torch
-
 from discern import __version__
 from discern.config.resolve import InvalidConfigError, Problem, Resolved
 from discern.config.schema import flatten, to_toml
@@ -49,7 +47,7 @@ from discern.model_files.run import (
     vocabulary_of,
 )
 from discern.models.attention import span_obstacle
-from discern.objectives.base import Objective, Vocabulary
+from discern.objectives.base import Objective
 from discern.pretraining.resume import (
     NEW_RUN,
     RECORD_KEY,
@@ -84,45 +82,26 @@ DataSets: TypeAlias = Path | str | Sequence[Path | str] | Mapping[Path | str, fl
 
 
 def pretrain(
-    config: Path | None = None,
     *,
-    data: DataSets,
     out: Path,
-    preset: str | None = None,
-    overrides: Sequence[str] = (),
-    resume: Resume = "auto",
     device: str = "auto",
-    init_from: Path | None = None,
-    decay_from: Path | None = None,
     same_precision_as: Mapping[str, Any] | None = None,
     progress: Progress,
+    **options: Any,
 ) -> dict[str, Any] | None:
     """Train a run to its end. Return the last record of its metrics, or None on ranks that don't write.
 
     Args:
-        config: TOML file of settings, or the folder of a run.
-        data: data set, or several to mix by the weights of `data.mixture`, or by their sizes.
-        overrides: settings that override preset and file, as "section.key=value".
-        init_from: folder of a model whose weights the run starts from; no preset is needed then.
-        decay_from: a run, or a folder of its checkpoints, to continue with a decay of the learning rate.
+        out: folder of the run.
         same_precision_as: record of the arithmetic of another run, whose precision is used if train.precision is 'auto'.
+        options: further options of `plan`: data, config, preset, overrides, resume, init_from, decay_from.
 
     Raises:
         ConfigError, DataError: the options are not compatible; nothing has been written.
         CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
-    planned = plan(
-        data=data,
-        out=out,
-        config=config,
-        preset=preset,
-        overrides=overrides,
-        resume=resume,
-        init_from=init_from,
-        decay_from=decay_from,
-        warn=progress.note,
-    )
+    planned = plan(out=out, warn=progress.note, **options)
     with join_ranks(device) as ranks, stop_on_signals() as stop, OutputFolder(out) as folder:
         run = open_run(planned, ranks, folder, progress, same_precision_as)
         record = finish_run(run, ranks, stop, progress)
@@ -198,6 +177,7 @@ def plan(
     """Resolve the settings of a run and open the files that its options name. Nothing is written.
 
     Args:
+        data: data set, or several to mix by the weights of `data.mixture`, or by their sizes.
         config: TOML file of settings, or the folder of a run.
         overrides: settings that override preset and file, as "section.key=value".
         init_from: folder of a model whose weights the run starts from; no preset is needed then.
@@ -285,7 +265,6 @@ def check(plan: Plan, ranks: Ranks) -> None:
         lambda: check_ranks(ranks, plan.out, config, **same_on_all_ranks),
         lambda: check_words(config, data),
         lambda: check_parameters(config, vocabulary_of(data), ranks.device, ranks.world_size),
-        lambda: meta_objective(config, vocabulary_of(data)),
         lambda: refuse_another_run(plan.out, data, config, began) if plan.has_progress else _refuse_other_files(plan),
     )
     problems: dict[str, ConfigError | DataError | CheckpointError] = {}
@@ -298,16 +277,6 @@ def check(plan: Plan, ranks: Ranks) -> None:
         raise next(iter(problems.values()))
     if problems:
         raise InvalidConfigError([Problem("", problem.message, problem.hint) for problem in problems.values()])
-
-
-def meta_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
-    """The objective of a run with its networks on the meta device.
-
-    Raises:
-        ConfigError: its parts don't fit together.
-    """
-    with torch.device("meta"):
-        return build_objective(config, vocabulary)
 
 
 def check_shares(config: PretrainConfig, ranks: Ranks) -> None:

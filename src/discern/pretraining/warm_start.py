@@ -45,10 +45,9 @@ from discern.data.tokenizer.training import extend_tokenizer, frequent_splits, p
 from discern.data.tokenizer.words import word_forms
 from discern.errors import CheckpointError, ConfigError, DataError, counted
 from discern.model_files.folder import ModelFolder, open_model
-from discern.model_files.run import build_objective
 from discern.models.base import Network, load_networks, named_parameters
-from discern.models.config import ModelConfig
 from discern.objectives.base import Objective, Vocabulary
+from discern.pretraining.resume import meta_objective
 from discern.progress import Progress
 from discern.storage.checksums import read_json, write_json
 from discern.storage.files import utf8_name
@@ -406,27 +405,8 @@ def start_config(
         settings = collect(preset, file, overrides)
     else:
         settings = _of_model(start) | ({} if file is None else read_file(file)) | parse_overrides(overrides)
-    settings |= _model_sizes(start, settings)
-    settings = {"optimizer.warmup_steps": Setting(WARMUP_SHARE, _OWN)} | settings
-    resolved = resolve_pretrain_config(settings, earlier=earlier)
-    objective = resolved.config.objective
-    if not objective.can_warm_up_generator or _GENERATOR_WARMUP in settings or resolved.config.train.max_steps == 1:
-        return resolved
-    # A new generator is first trained alone, beside the trained discriminator.
-    with torch.device("meta"):
-        built = build_objective(resolved.config, vocabulary)
-    networks = built.networks()
-    if GENERATOR not in networks or _sources(networks, start)[GENERATOR] is not None:
-        return resolved
-    return resolve_pretrain_config(settings | {_GENERATOR_WARMUP: Setting(GENERATOR_WARMUP_SHARE, _OWN)}, earlier=earlier)
 
-
-def _model_sizes(start: ModelFolder, settings: Settings) -> Settings:
-    """Sizes of the model, as settings.
-
-    Raises:
-        InvalidConfigError: the user set other sizes.
-    """
+    # The sizes are those of the model
     sizes, problems = _sizes(main_network(start)), []
     for key, size in ((f"model.{name}", size) for name, size in sizes.items()):
         setting = settings.get(key)
@@ -438,7 +418,18 @@ def _model_sizes(start: ModelFolder, settings: Settings) -> Settings:
     if problems:
         raise InvalidConfigError(problems)
     origin = Origin("preset", f"model {start.folder}")
-    return {f"model.{name}": Setting(size, origin) for name, size in sizes.items()}
+    settings |= {f"model.{name}": Setting(size, origin) for name, size in sizes.items()}
+
+    settings = {"optimizer.warmup_steps": Setting(WARMUP_SHARE, _OWN)} | settings
+    resolved = resolve_pretrain_config(settings, earlier=earlier)
+    objective = resolved.config.objective
+    if not objective.can_warm_up_generator or _GENERATOR_WARMUP in settings or resolved.config.train.max_steps == 1:
+        return resolved
+    # A new generator is first trained alone, beside the trained discriminator.
+    networks = meta_objective(resolved.config, vocabulary).networks()
+    if GENERATOR not in networks or _sources(networks, start)[GENERATOR] is not None:
+        return resolved
+    return resolve_pretrain_config(settings | {_GENERATOR_WARMUP: Setting(GENERATOR_WARMUP_SHARE, _OWN)}, earlier=earlier)
 
 
 def _of_model(start: ModelFolder) -> Settings:
@@ -461,24 +452,21 @@ def _of_model(start: ModelFolder) -> Settings:
 
 def _recipe(start: ModelFolder) -> dict[str, Any]:
     """Recipe for a foreign model: the objective that suits its heads, a low learning rate, and the defaults of the paper."""
-    model = main_network(start).encoder.config
+    main = main_network(start)
+    encoder, model = main.encoder, main.encoder.config
     values = {f"model.{name}": value for name, value in flatten(model).items()}
     values["optimizer.learning_rate"] = LEARNING_RATE
-    encoder = main_network(start).encoder
-    if encoder.has_query_stream or main_network(start).predicts == "words":
+    if encoder.has_query_stream or main.predicts == "words":
         # If an objective has a memory, without it, as no folder records its length.
         return {**values, **encoder.architecture.objective}
     values |= {"objective.name": "rtd", **encoder.architecture.detection}
-    if main_network(start).bilinear is not None:
+    if main.bilinear is not None:
         values["objective.discriminator_head"] = "bilinear"
-    if GENERATOR in start.networks_to_train:
-        values |= _generator(start, model)
-    return values
+    generator = start.networks_to_train.get(GENERATOR)
+    if generator is None:
+        return values
 
-
-def _generator(start: ModelFolder, model: ModelConfig) -> dict[str, Any]:
-    """Relative size of the generator, and what it shares with the discriminator."""
-    generator = start.networks_to_train[GENERATOR]
+    # Relative size of the generator, and what it shares with the discriminator
     sizes = generator.encoder.config
     width, depth = sizes.hidden_size / model.hidden_size, sizes.num_layers / model.num_layers
     shrunk = model.shrunk(width, depth) if width <= 1 and depth <= 1 else None
@@ -490,9 +478,9 @@ def _generator(start: ModelFolder, model: ModelConfig) -> dict[str, Any]:
             hint=f"continue from the discriminator alone, with a new generator: discern export {start.folder} --out DIR "
             "--network discriminator",
         )
-    own, theirs = named_parameters(main_network(start)), named_parameters(generator)
+    own, theirs = named_parameters(main), named_parameters(generator)
     prefix = "encoder.embeddings."
     same = {key: own[key].shape == theirs[key].shape and torch.equal(own[key], theirs[key]) for key in own if prefix in key}
     differing = generator.encoder.architecture.detection.get("objective.tying", "none")
     tying = "embeddings" if all(same.values()) else "token" if same[f"{prefix}word.weight"] else differing
-    return {"objective.generator_size": width, "objective.generator_depth": depth, "objective.tying": tying}
+    return {**values, "objective.generator_size": width, "objective.generator_depth": depth, "objective.tying": tying}

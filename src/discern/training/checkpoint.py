@@ -112,7 +112,7 @@ def save(folder: Path, contents: Contents, keep: int) -> Path:
 
 def partial_folder(folder: Path, step: int) -> Path:
     """The folder in which the checkpoint of a step is written before it is published."""
-    return folder / f".{_name(step)}.partial"
+    return folder / f".step-{step:08d}.partial"
 
 
 def make_partial(folder: Path, step: int) -> Path:
@@ -139,7 +139,7 @@ def publish(folder: Path, state: Mapping[str, Any], sums: Mapping[str, str], kee
         OSError: it could not be written.
     """
     step = int(state["step"])
-    final, partial = folder / _name(step), partial_folder(folder, step)
+    final, partial = folder / f"step-{step:08d}", partial_folder(folder, step)
     (partial / STATE_FILE).write_text(json.dumps({"format": FORMAT, **state}, indent=1) + "\n")
     complete = {**sums, STATE_FILE: checksum(partial / STATE_FILE)}
     (partial / CHECKSUM_FILE).write_text(json.dumps(complete, indent=1) + "\n")
@@ -169,10 +169,6 @@ def not_written(folder: Path, step: int, problem: str) -> CheckpointError:
         hint=f"free some space and run the same command again; the last good checkpoint is "
         f"{good[0].name if good else 'none: the run starts over'}",
     )
-
-
-def _name(step: int) -> str:
-    return f"step-{step:08d}"
 
 
 def step_of(path: Path) -> int:

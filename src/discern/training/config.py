@@ -493,16 +493,9 @@ def _adjust(work: Resolution, *, earlier: PretrainConfig | None, may_end_early: 
         if key == "optimizer.decay_steps":  # checked together with the warm-up
             continue
         last = last_point(resolved)
-        if (
-            may_end_early
-            or hours is not None
-            or last <= 1
-            or last < steps
-            or (last == steps and not key.endswith(_BEFORE_THE_END))
-        ):
-            continue
-        hint = f"give fractions of the run below 1, or --set train.max_steps={2 * last}"
-        work.refuse(key, f"names step {last:,}, which is not within the {steps:,} steps of train.max_steps", hint)
+        if not may_end_early and hours is None and last > max(1, steps - key.endswith(_BEFORE_THE_END)):
+            hint = f"give fractions of the run below 1, or --set train.max_steps={2 * last}"
+            work.refuse(key, f"names step {last:,}, which is not within the {steps:,} steps of train.max_steps", hint)
     if hours is None and (problem := overlap(work.parts["optimizer"], steps)) and not work.problems:
         work.refuse("optimizer.warmup_steps", f"and decay do not fit: {problem}", "--set optimizer.warmup_steps=0.1, for example")
 

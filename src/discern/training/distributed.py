@@ -75,7 +75,7 @@ class Ranks:
         total = torch.tensor(values, dtype=torch.float64)
         with _name_lost_ranks(self.heartbeat):
             dist.all_reduce(total, group=self.groups["hosts"])
-        return [float(value) for value in total.tolist()]
+        return list(map(float, total.tolist()))
 
     def sum_tensor(self, values: Tensor) -> Tensor:
         """Sum a tensor over all ranks."""
@@ -384,22 +384,24 @@ def peak_memory(device: torch.device) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def lacks_memory(problem: BaseException) -> bool:
-    """Whether an error means that the memory of the device, or of the machine, is used up."""
-    return isinstance(problem, torch.OutOfMemoryError) or (
-        isinstance(problem, RuntimeError) and "can't allocate memory" in str(problem)
-    )
-
-
-def out_of_memory(train: TrainConfig, world_size: int, device: torch.device, step: int | None = None) -> ConfigError:
-    """The error for a step that does not fit into memory.
+@contextmanager
+def explain_lack_of_memory(train: TrainConfig, ranks: Ranks, where: Callable[[], str] = str) -> Iterator[None]:
+    """A context in which an error of a device, or a machine, without memory says how many rows a step had.
 
     Args:
-        step: number of the step, if it belongs to a run.
+        where: returns the beginning of the message, such as the number of the step.
+
+    Raises:
+        ConfigError: a step does not fit into memory.
     """
-    rows = train.micro_batch_size or train.sequences_per_step // world_size
-    smaller = f"--set train.micro_batch_size={rows // 2}, which computes each step in smaller batches, or " if rows > 1 else ""
-    return ConfigError(
-        ("" if step is None else f"step {step}: ") + f"there is not enough memory on {device} for {rows:,} rows at once",
-        hint=f"{smaller}--set train.gradient_checkpointing=true, a shorter data.sequence_length, or a smaller model",
-    )
+    try:
+        yield
+    except RuntimeError as problem:
+        if not isinstance(problem, torch.OutOfMemoryError) and "can't allocate memory" not in str(problem):
+            raise
+        rows = train.micro_batch_size or train.sequences_per_step // ranks.world_size
+        smaller = f"--set train.micro_batch_size={rows // 2}, which computes each step in smaller batches, or " * (rows > 1)
+        raise ConfigError(
+            f"{where()}there is not enough memory on {ranks.device} for {rows:,} rows at once",
+            hint=f"{smaller}--set train.gradient_checkpointing=true, a shorter data.sequence_length, or a smaller model",
+        ) from problem

@@ -204,14 +204,6 @@ class PaperTransformer:
         return projections + attention + output + feedforward
 
     @property
-    def embedding(self) -> float:
-        """Forward pass of the word, position and segment embeddings as dense products, per token."""
-        size, width = self.hidden_size, self.embedding_size
-        tables = 2 * width * self.vocab_size + 2 * width * (2 + self.sequence_length)
-        projection = 2 * size * width + size if size != width else 0
-        return tables + (2 + _LAYER_NORM + _DROPOUT) * width + projection
-
-    @property
     def vocabulary_head(self) -> float:
         """Forward pass of the transform, the logits over the vocabulary and the softmax, per position."""
         width = self.embedding_size
@@ -230,8 +222,11 @@ class PaperTransformer:
 
     @property
     def body(self) -> float:
-        """Forward pass of embeddings and layers, per token."""
-        return self.embedding + self.num_layers * self.layer
+        """Forward pass of embeddings and layers, per token. Words, positions and segments count as dense products."""
+        size, width = self.hidden_size, self.embedding_size
+        tables = 2 * width * self.vocab_size + 2 * width * (2 + self.sequence_length)
+        projection = 2 * size * width + size if size != width else 0
+        return tables + (2 + _LAYER_NORM + _DROPOUT) * width + projection + self.num_layers * self.layer
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,10 @@ class Member:
     @classmethod
     def own(cls, rank: int) -> Member:
         """This process."""
-        return cls(rank, socket.gethostname(), _machine(), os.getpid())
+        machine = host = socket.gethostname()
+        with suppress(OSError):  # not Linux
+            machine = f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.readlink('/proc/self/ns/pid')}"
+        return cls(rank, host, machine, os.getpid())
 
     @property
     def name(self) -> str:
@@ -236,7 +239,7 @@ class Heartbeat:
             self._reason = f"{gone}: {self._members[0].name}, or torchrun there, has ended, or the machine is down"
         self._known.set()
         if self._state == _WORKING:
-            _say(f"warning: {self._reason}; the run saves and stops if it can")
+            sys.stderr.write(f"warning: {self._reason}; the run saves and stops if it can\n")
             os.kill(os.getpid(), signal.SIGTERM)
         self._end_by_force(_STORE_GRACE)
 
@@ -246,19 +249,6 @@ class Heartbeat:
             return
         reason = self._reported()
         if reason:
-            _say(f"error: {reason}\n  hint: {LOST_HINT}")
+            # Not by the console, which belongs to the main thread. Flushed line by line.
+            sys.stderr.write(f"error: {reason}\n  hint: {LOST_HINT}\n")
         os._exit(1 if reason else LEAVES_THE_REPORT)
-
-
-def _say(text: str) -> None:
-    # The console belongs to the main thread, which hangs.
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def _machine() -> str:
-    """Identifies the machine and the container in which process ids are valid."""
-    try:
-        return f"{Path('/proc/sys/kernel/random/boot_id').read_text()} {os.readlink('/proc/self/ns/pid')}"
-    except OSError:  # not Linux
-        return socket.gethostname()

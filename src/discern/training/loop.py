@@ -28,7 +28,7 @@ from discern.objectives.base import Phase
 from discern.storage.files import write_text
 from discern.training import evaluation
 from discern.training.config import learning_rate
-from discern.training.distributed import lacks_memory, out_of_memory, peak_memory
+from discern.training.distributed import explain_lack_of_memory, peak_memory
 from discern.training.execution import autocast, eager_evaluation, emulation_warning
 from discern.training.metrics import (
     NonFiniteGuard,
@@ -81,17 +81,13 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
             context.progress.note(f"warning: {warning}")
     # Dropout seeds torch's global generators, which belong to the caller.
     devices = [ranks.device] if ranks.device.type == "cuda" else []
-    try:
-        with torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
-            for phase in objective.phases(context.train.max_steps):
-                end = first + phase.steps
-                if (state.step < end and not state.finished) or (state.step <= end and state.pending is not None):
-                    record = train_phase(context, state, phase, first, reader) or record
-                first = end
-    except RuntimeError as problem:
-        if not lacks_memory(problem):
-            raise
-        raise out_of_memory(context.train, ranks.world_size, ranks.device, state.step) from problem
+    explained = explain_lack_of_memory(context.train, ranks, lambda: f"step {state.step}: ")
+    with explained, torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+        for phase in objective.phases(context.train.max_steps):
+            end = first + phase.steps
+            if (state.step < end and not state.finished) or (state.step <= end and state.pending is not None):
+                record = train_phase(context, state, phase, first, reader) or record
+            first = end
     agree_to_stop(context.stop, ranks)  # so that all ranks leave in the same way
     return record
 
@@ -173,7 +169,17 @@ def train_steps(
             meter.begin_again()
         state.seconds = meter.seconds()
         meter.add(means, totals.tokens)
-        _finish_or_interrupt(context, state, totals)
+
+        # Whether the run ends after this step, or was interrupted. Ranks must stop after the same step, so they use what they
+        # exchanged; a single process may check again.
+        stopping = totals.stopping or (ranks.world_size == 1 and context.stop.requested)
+        out_of_time = hours is not None and totals.seconds >= hours * 3600
+        state.finished = state.step >= settings.max_steps or stopping or out_of_time
+        state.interrupted = stopping and state.step < settings.max_steps and not out_of_time
+        if hours is not None and (state.interrupted or not state.finished):
+            # This step may have used up the time. The run is not complete: it still lacks its last evaluation, which it makes
+            # after a resume only if time is left.
+            state.seconds = min(state.seconds, math.nextafter(hours * 3600, 0.0))
 
         # What follows this step, by the intervals in steps or by the clock.
         ends = state.finished and not state.interrupted
@@ -193,7 +199,19 @@ def train_steps(
             with meter.paused():
                 replica.gather_full_state(state)
         if logs:
-            state.pending = {"line": _record(context, state, meter, rate, float(norm)), "evaluates": evaluates}
+            line = {
+                "step": state.step,
+                "tokens": state.tokens,
+                "seconds": round(state.seconds, 3),
+                "tokens_per_second": round(meter.tokens_per_second(), 1),
+                **meter.shares(),
+                "learning_rate": rate,
+                "grad_norm": float(norm),
+                **meter.means(),
+                **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
+                "peak_memory_bytes": int(ranks.sum([float(peak_memory(ranks.device))])[0]),
+            }
+            state.pending = {"line": line, "evaluates": evaluates}
             meter.restart()
             state.interval = {}
             context.time_budget.done("log", meter.seconds())
@@ -375,36 +393,6 @@ def note_best(
 
 
 # ---- parts of the loop in a few lines each ----
-
-
-def _finish_or_interrupt(context: TrainContext, state: State, totals: StepTotals) -> None:
-    """Set whether the run ends after this step, and whether it was interrupted."""
-    train = context.train
-    # Ranks must stop after the same step, so they use what they exchanged; a single process may check again.
-    stopping = totals.stopping or (context.ranks.world_size == 1 and context.stop.requested)
-    out_of_time = train.max_hours is not None and totals.seconds >= train.max_hours * 3600
-    state.finished = state.step >= train.max_steps or stopping or out_of_time
-    state.interrupted = stopping and state.step < train.max_steps and not out_of_time
-    if train.max_hours is not None and (state.interrupted or not state.finished):
-        # This step may have used up the time. The run is not complete: it still lacks its last evaluation, which it makes after
-        # a resume only if time is left.
-        state.seconds = min(state.seconds, math.nextafter(train.max_hours * 3600, 0.0))
-
-
-def _record(context: TrainContext, state: State, meter: StepMeter, rate: float, norm: float) -> dict[str, Any]:
-    """The record of this step for metrics.jsonl, without the metrics of an evaluation."""
-    return {
-        "step": state.step,
-        "tokens": state.tokens,
-        "seconds": round(state.seconds, 3),
-        "tokens_per_second": round(meter.tokens_per_second(), 1),
-        **meter.shares(),
-        "learning_rate": rate,
-        "grad_norm": norm,
-        **meter.means(),
-        **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
-        "peak_memory_bytes": int(context.ranks.sum([float(peak_memory(context.ranks.device))])[0]),
-    }
 
 
 @contextmanager

@@ -426,22 +426,18 @@ def read_records(path: Path, warn: Callable[[str], None] | None = None) -> list[
         raise DataError(f"{path} cannot be read: {problem.strerror or problem}", hint="check its permissions") from problem
     verify(path, content)
     lines = content.split(b"\n")
-    found = [metrics_record(line) for line in lines]
+    found: list[dict[str, Any] | None] = []
+    for line in lines:
+        value = None
+        with suppress(json.JSONDecodeError, UnicodeDecodeError):
+            value = json_value(line)
+        found.append(value if isinstance(value, dict) and isinstance(value.get("step"), int) else None)
     # After the last line break there is nothing, or a line that a kill cut short.
     damaged = [number for number, (line, record) in enumerate(zip(lines[:-1], found, strict=False), 1) if line and record is None]
     if damaged and warn is not None:
         lines_out = counted(len(damaged), "damaged line")
         warn(f"{path}: left out {lines_out}, the first is line {damaged[0]}: expected a JSON object with a step")
     return [record for record in found if record is not None]
-
-
-def metrics_record(line: bytes) -> dict[str, Any] | None:
-    """The record on a line; None if the line is damaged."""
-    try:
-        found = json_value(line)
-    except (json.JSONDecodeError, UnicodeDecodeError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("step"), int) else None
 
 
 def _finite(value: Any) -> Any:

@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any, ClassVar, cast, final
 
 import torch
@@ -173,14 +174,12 @@ class AdamW(AdamRule):
     holds_back = True
 
     def update(self, update: Update) -> None:
-        parameters, gradients, (means, squares) = update.parameters, update.gradients, update.moments
-        if update.allowed is None and kernels.dense([*parameters, *gradients, *means, *squares]):
+        means, squares = update.moments
+        lists = update.parameters, update.gradients, means, squares
+        if update.allowed is None and kernels.dense(list(chain(*lists))):
             first, second = self.corrections(update.number)
             kernels.adamw(
-                parameters,
-                gradients,
-                means,
-                squares,
+                *lists,
                 rate=update.rate / first,
                 kept=1 - update.rate * update.decay,
                 betas=(self.beta1, self.beta2),
@@ -188,14 +187,11 @@ class AdamW(AdamRule):
                 epsilon=self.epsilon,
             )
             return
-        step = torch.full((), float(update.number) if self.bias_correction else math.inf, device=parameters[0].device)
+        step = torch.full((), float(update.number) if self.bias_correction else math.inf, device=means[0].device)
         torch._fused_adamw_(
-            parameters,
-            gradients,
-            means,
-            squares,
+            *lists,
             [],
-            [step] * len(parameters),
+            [step] * len(means),
             lr=update.rate,
             beta1=self.beta1,
             beta2=self.beta2,

@@ -26,21 +26,17 @@ class LocalBatch:
 
     Attributes:
         micro_batches: on the host, to be counted without waiting for the device.
-        copies: the same on the device, if they were copied ahead.
+        on_device: those to compute with: on the device if they were copied ahead, else the same.
     """
 
     micro_batches: MicroBatches
-    copies: MicroBatches | None = None
-
-    @property
-    def on_device(self) -> MicroBatches:
-        """The micro-batches to compute with, on the device if they are there already."""
-        return self.micro_batches if self.copies is None else self.copies
+    on_device: MicroBatches
 
 
 def read_local_batch(context: TrainContext, step: int) -> LocalBatch:
     """This rank's rows of a step, corrupted on the host. It runs in a thread and touches no network."""
-    return LocalBatch([(_corrupted(context, tokens, rows), rows) for tokens, rows in read_rows(context, step)])
+    micro_batches = [(_corrupted(context, tokens, rows), rows) for tokens, rows in read_rows(context, step)]
+    return LocalBatch(micro_batches, micro_batches)
 
 
 def _corrupted(context: TrainContext, tokens: TokenBatch, rows: Randomness) -> CorruptedBatch:

@@ -141,11 +141,8 @@ def _seconds(name: str, default: str) -> float:
     raise ConfigError(f"the environment has {name}={value!r}, expected a number of seconds above 0", hint=f"unset {name}")
 
 
-STOPPING = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+STOPPING = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
 """Signals that ask a run to save and stop."""
-
-SIGPIPE = 13
-"""Signal for a closed progress pipe; Windows has no such signal, so its number is written out."""
 
 
 class StopRequest:
