@@ -97,9 +97,12 @@ def small(name: str, *, checkpointing: bool = False, **options: Any) -> tuple[Ob
     return objective, batch, step
 
 
-@pytest.mark.parametrize("name", ["mlm", "rtd", "rtd-masked-only", "replace-mlm"])
-def test_what_is_executed_is_what_torch_counts(name: str) -> None:
-    objective, batch, step = small(name, mask_probability=7 / 40)
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("mlm", {}), ("rtd", {}), ("rtd", {"correction_weight": 1.0}), ("rtd-masked-only", {}), ("replace-mlm", {})],
+)
+def test_what_is_executed_is_what_torch_counts(name: str, options: dict[str, Any]) -> None:
+    objective, batch, step = small(name, mask_probability=7 / 40, **options)
     share = batch.num_masked / (ROWS * LENGTH)
     passes = objective.forward_passes(TRAIN)
     passes = [replace(network, head_share=share) if network.head_share < 1 else network for network in passes]

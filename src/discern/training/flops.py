@@ -23,7 +23,6 @@ from torch.utils.benchmark import Timer
 
 from discern.models.attention import SelfAttention, Unpadding
 from discern.models.base import Encoder
-from discern.models.heads import CopyMLMHead
 from discern.models.layers import module_flops
 from discern.objectives.base import ForwardPass, Objective, Phase
 from discern.training.config import StepSizes
@@ -127,7 +126,8 @@ def executed_flops(passes: Iterable[ForwardPass], sequence_length: int, sequence
         streams: dict[str, Any] = {"query_share": part.query_share, "remembered": part.remembered}
         head = module_flops(network.head, sequence_length)
         head += 0.0 if network.bilinear is None else module_flops(network.bilinear, sequence_length)
-        head += sum(module_flops(part, sequence_length) for part in network.companions if isinstance(part, CopyMLMHead))
+        # A companion that predicts does so at every position; the others read a few states.
+        head += sum(module_flops(part, sequence_length) for part in network.companions if hasattr(part, "predicts"))
         total += times * (network.encoder.forward_flops(sequence_length, **streams) + part.head_share * head)
         if recomputed and part.trains:
             total += network.encoder.recomputed_flops(sequence_length, **streams)
