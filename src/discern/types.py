@@ -234,9 +234,10 @@ class CorruptedBatch:
             even: give all rows equally many of the chosen positions; see `Places`.
         """
         found = {which: self._places(which, even=even) for which in kinds}
-        if even and "words" in found and not len(found["words"].index):
-            # The entries that fill up the chosen positions need a word to point to.
-            found["words"] = Places(nowhere := torch.zeros(1, dtype=torch.long), 0, nowhere, even=True)
+        for which, places in found.items():
+            if even and which in ("words", "predicted") and not len(places.index):
+                # The entries that fill up the chosen positions need a word to point to.
+                found[which] = Places(nowhere := torch.zeros(1, dtype=torch.long), 0, nowhere, even=True)
         return replace(self, located=found)
 
     def mask(self, which: PlacesOf) -> Bool[Tensor, "B L"]:
@@ -245,8 +246,8 @@ class CorruptedBatch:
             return self.masked_positions
         if which == "words":
             return self.tokens.maskable
-        if which in ("next", "predicted") and self.is_causal is not None and self.following is not None:
-            return self.following if which == "next" else self.masked_positions.where(~self.is_causal[:, None], self.following)
+        if which in ("next", "predicted") and self.following is not None:
+            return self.following if which == "next" else self.following | self.masked_positions
         return self.tokens.text_starts if which == "texts" else self.tokens.attention_mask
 
     def to(self, device: torch.device) -> CorruptedBatch:
