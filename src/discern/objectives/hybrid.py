@@ -13,15 +13,15 @@ from discern.corruption.randomness import Randomness
 from discern.data.config import DataConfig
 from discern.models.config import ModelConfig
 from discern.objectives.base import Evaluator
-from discern.objectives.config import CAUSAL_FRACTION, ObjectiveConfig, check_one_way
+from discern.objectives.config import CAUSAL_FRACTION, MaskingConfig, ObjectiveConfig, check_one_way
 from discern.objectives.losses import word_logits
-from discern.objectives.masked import MaskedLanguageModel, MLMConfig
+from discern.objectives.masked import MaskedLanguageModel
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.objectives.rtd import Generator, Prediction
 from discern.types import CorruptedBatch, Places, PlacesOf, StepOutput
 
 
-class HybridConfig(MLMConfig):
+class HybridConfig(MaskingConfig):
     """Settings of masked and causal language modeling."""
 
     name: str = Field("hybrid", description="Objective, by its name in the registry.")
@@ -36,12 +36,6 @@ class HybridConfig(MLMConfig):
         0.999,  # type: ignore[assignment]
         gt=0,
         description="Number of steps until mask_probability_end is reached, or the fraction of the run below 1.",
-    )
-    mask_token_probability: float = Field(
-        1.0, ge=0, le=1, description="Share of the chosen positions that become [MASK]. GPT-BERT: 0.8."
-    )
-    random_token_probability: float = Field(
-        0.0, ge=0, le=1, description="Share of the chosen positions that become a random token. The rest stays. GPT-BERT: 0.1."
     )
 
     @property

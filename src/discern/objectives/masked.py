@@ -46,7 +46,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         masked_ids = hide(batch.input_ids, chosen, shares, vocabulary, randomness)
         is_causal, following = None, None
         if fraction := self.config.causal_rows:
-            # Evenly spaced, so that every batch has as many as it can.
+            # Evenly spaced, so that all batches have about equally many.
             row = batch.example_index.double()
             is_causal = ((row + 1) * fraction).floor() > (row * fraction).floor()
             causal = is_causal[:, None]
@@ -91,7 +91,7 @@ class MLMConfig(MaskingConfig):
     )
 
 
-class MaskedLanguageModel(MaskingObjective[MLMConfig]):
+class MaskedLanguageModel(MaskingObjective[MaskingConfig]):
     """Predict the original token at each chosen position: the objective of BERT, without next-sentence prediction.
 
     Reference: Devlin et al. 2019, section 3.1; new positions are drawn at every step, as in RoBERTa.
@@ -99,7 +99,7 @@ class MaskedLanguageModel(MaskingObjective[MLMConfig]):
 
     Config: ClassVar[type[ObjectiveConfig]] = MLMConfig
 
-    def __init__(self, config: MLMConfig, settings: BuildSettings) -> None:
+    def __init__(self, config: MaskingConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
         model = settings.model
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
