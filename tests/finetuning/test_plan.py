@@ -223,6 +223,31 @@ def test_rates_go_by_recipe_and_size(
     assert (config.finetune.retries > 0) == (recipe == "auto")
 
 
+@pytest.mark.parametrize(
+    ("names", "layers", "overrides", "expected"),
+    [
+        (("sst2",), 4, (), ("muon", 0.998, 1000)),
+        (("stsb",), 4, ("optimizer.name=adamw",), ("adamw", 0.998, 1000)),
+        (("chunk",), 4, (), ("adamw", 0.99, 1700)),
+        (("sst2",), 12, (), ("adamw", 0, 300)),
+        (("sst2",), 4, ("train.max_steps=7",), ("adamw", 0, 0)),
+        (("squad1",), 4, (), ("adamw", 0, 1000)),
+        (("sst2", "chunk"), 4, (), ("adamw", 0, 1000)),
+    ],
+)
+def test_small_networks_have_the_optimizer_and_average_that_were_measured(
+    names: tuple[str, ...], layers: int, overrides: tuple[str, ...], expected: tuple[object, ...]
+) -> None:
+    config = resolved(names, *overrides, num_layers=layers)
+    assert (config.optimizer.name, config.train.weight_average, config.finetune.min_steps) == expected
+
+
+def test_the_average_spans_the_same_part_of_any_run(unfixed: Finetuning) -> None:
+    """Half of 400 steps, as 0.998 is half of 1,000."""
+    assert prepared(unfixed).config.train.weight_average == pytest.approx(1 - 1 / 200)
+    assert prepared(unfixed, "train.weight_average=0.9").config.train.weight_average == 0.9
+
+
 def test_settings_of_one_of_several_tasks_need_its_name() -> None:
     with pytest.raises(ConfigError, match=r"there are 2 tasks\n.*tasks\.sst2\.sequence_length or tasks\.ner"):
         resolved(("sst2", "ner"), "task.sequence_length=16")

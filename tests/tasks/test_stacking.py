@@ -1,10 +1,11 @@
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
 from sklearn.feature_extraction.text import TfidfVectorizer
-from sklearn.linear_model import LogisticRegression
+from sklearn.linear_model import LogisticRegression, Ridge
 from torch import nn
 
 from discern.models.heads import NGrams
@@ -30,6 +31,23 @@ def test_n_grams_are_tf_idf_with_logistic_regression() -> None:
     matrix = TfidfVectorizer(analyzer=lambda text: map(str, [*text, *pairwise(text)])).fit_transform(TEXTS)
     expected = LogisticRegression(C=10, tol=1e-6).fit(matrix, LABELS).predict_proba(matrix)
     np.testing.assert_allclose(logits_of(ngrams).softmax(-1), expected, atol=2e-3)
+
+
+@torch.no_grad()
+def test_n_grams_predict_scores_by_ridge_regression() -> None:
+    ngrams, scores = NGrams(1), rng.normal(size=60)
+    fit_ngrams(ngrams, replace(FEATURES, targets={"score": scores}))
+    matrix = TfidfVectorizer(analyzer=lambda text: map(str, [*text, *pairwise(text)])).fit_transform(TEXTS)
+    expected = Ridge(alpha=scores.var() / 10, tol=1e-6).fit(matrix, scores).predict(matrix)
+    np.testing.assert_allclose(logits_of(ngrams)[:, 0], expected, atol=2e-3)
+
+
+@pytest.mark.parametrize(("count", "expected"), [(10_000, (0.25, 0.75)), (1, (0.5, 0.5))])
+def test_the_shares_of_two_predictions_of_a_score(count: int, expected: tuple[float, float]) -> None:
+    """Independent errors, with variances 3 and 1; with a single row, the mean."""
+    scores = rng.normal(size=count)
+    outputs = [torch.from_numpy(scores + deviation * rng.normal(size=count))[:, None] for deviation in (0.03**0.5, 0.1)]
+    assert fit_scales(outputs, {"score": scores}) == pytest.approx(expected, abs=0.05)
 
 
 @torch.no_grad()

@@ -422,7 +422,8 @@ def calibrate(objective: SupervisedObjective, data: TaskData, *, few_shot: bool)
     head: Any = objective.heads[data.task.name]
     split = data.evaluated[data.dev_name]
     ngrams: Any = getattr(head, "ngrams", None)
-    if data.task.labels.kind not in ("single", "multi", "tags"):
+    kind = data.task.labels.kind
+    if kind not in ("single", "multi", "tags") and (kind != "number" or ngrams is None):
         return
     if few_shot:
         # Without its last layer, the head returns the states.

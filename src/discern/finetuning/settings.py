@@ -31,6 +31,11 @@ _GOOGLE_RATES = _RATES | {"small": 1e-4}
 # predicting the majority class ("tasks").
 _SMALLER = {"optimizer.learning_rate": 1e-3, "optimizer.layer_decay": 1.0, "finetune.dropout": 0.0}
 _SWAPPED = ("mrpc", "stsb")
+# Measured in benchmarks/records, "hour", section 6.
+_SMALLER_BY_FAMILY: dict[str, dict[str, object]] = {
+    "classification": {"optimizer.name": "muon", "train.weight_average": 0.998},
+    "tagging": {"finetune.min_steps": 1700, "train.weight_average": 0.99},
+}
 # Ten epochs in the paper, which small networks overfit (benchmarks/records, "small-data").
 _TEN_EPOCHS = ("rte", "stsb")
 # Minimum number of updates: three epochs under-train networks smaller than the paper's (benchmarks/records,
@@ -328,6 +333,8 @@ def _defaults(
                 suggest(f"recipe {recipe}", {f"{prefix}pooling": "cls"})
             elif fitted and model.smaller_than_electra_small:
                 suggest(f"recipe {recipe}, {size}", {f"{prefix}pooling": "pair", f"{prefix}words": True})
+        if alone and fitted and model.smaller_than_electra_small:
+            suggest(f"recipe {recipe}, {size}", _SMALLER_BY_FAMILY.get(definition.family.family, {}))
         answers = issubclass(kind, QuestionConfig)
         for key, value in encoder.fine_tuning.items():
             section, _, setting = key.partition(".")
@@ -396,6 +403,9 @@ def fit_length(
         updates["finetune.few_shot"] = True
     if finetune.few_shot and (pairs or not classes):
         raise ConfigError("finetune.few_shot is for one class of a single text", hint="leave it out")
+    if config.train.weight_average and "train.weight_average" not in user_set:
+        # The recipe's decay is for 1,000 updates: in runs of other lengths, the average spans the same part of the run.
+        updates["train.weight_average"] = max(0.0, 1 - (1 - config.train.weight_average) * 1000 / steps)
     if "optimizer.warmup_steps" not in user_set:
         updates["optimizer.warmup_steps"] = int(steps * _WARMUP)
     config = config.with_values(updates)

@@ -77,8 +77,8 @@ class ClassificationConfig(TaskConfig):
     )
     words: bool = Field(
         False,
-        description="Add a linear model of n-grams of tokens to the logits after the training; for two texts, also of what they "
-        "share. On small data, both together are usually better than one; transformers does not have it. For classes only.",
+        description="Add a linear model of n-grams of tokens to the outputs after the training; for two texts, also of what they "
+        "share. On small data, both together are usually better than one; transformers does not have it.",
     )
     swap_pairs: bool = Field(
         False, description="Train on each pair in both orders. The released code does so for MRPC and STS-B ('double_unordered')."
@@ -114,7 +114,7 @@ class ClassificationHead(TaskHead):
         self.inner = PredictionLayers(encoder) if settings.head == "prediction" and not linear else None
         self.dropout = Dropout(dropout)
         self.output = nn.Linear(input_size if linear else size, outputs)
-        self.ngrams = NGrams(outputs, pairs=labels.pairs) if settings.words and labels.names else None
+        self.ngrams = NGrams(outputs, pairs=labels.pairs) if settings.words else None
         self.register_buffer("weights", torch.tensor(labels.weights or (1.0,) * outputs), persistent=False)
 
     def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:

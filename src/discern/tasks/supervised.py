@@ -347,7 +347,7 @@ def _tokens(features: Features, number: int) -> tuple[Int[Tensor, "1 L"], Bool[T
 
 
 def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None = None) -> None:
-    """Fit the n-grams to labeled rows: logistic regression, multinomial for one class, one for each of several classes.
+    """Fit the n-grams to labeled rows: logistic regression, one for each of several classes; for scores ridge regression.
 
     Args:
         numbers: numbers of the rows; None: all.
@@ -427,12 +427,14 @@ def fit_scales(logits: Sequence[Float[Tensor, "N C"]], targets: Mapping[str, Any
 
     Args:
         logits: logits of each model.
-        targets: `class`, `classes` or `tags` of the rows.
+        targets: `class`, `classes`, `tags` or `score` of the rows.
 
     Reference: Guo et al. 2017, "On calibration of modern neural networks", section 4.2.
     Differs: a prior, which decides if there are few rows.
     """
-    means = torch.tensor(_PRIORS[len(logits) - 1], dtype=torch.float64).log()
+    # Scores are not overconfident: the prior of their two models is the mean.
+    prior = (0.5, 0.5) if "score" in targets else _PRIORS[len(logits) - 1]
+    means = torch.tensor(prior, dtype=torch.float64).log()
     scales, parts = means.clone(), torch.stack(tuple(logits)).double()
 
     def loss() -> Tensor:
@@ -461,8 +463,11 @@ def _logistic_regression(
 
 
 def _loss(logits: Float[Tensor, "N C"], targets: Mapping[str, Any]) -> Tensor:
-    """The negative log-likelihood of the labels, summed, in nats."""
+    """The negative log-likelihood of the labels, summed, in nats; a score has the standard deviation of all scores."""
     name, column = next(iter(targets.items()))
+    if name == "score":
+        scores = torch.from_numpy(np.asarray(column)).double()
+        return (logits[:, 0] - scores).square().sum() / (2 * scores.var(correction=0).clamp(min=1e-2))
     labels = torch.from_numpy(np.asarray(column.values if isinstance(column, Ragged) else column))
     if name == "classes":
         return F.binary_cross_entropy_with_logits(logits, labels.double(), reduction="sum")
