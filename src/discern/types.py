@@ -233,12 +233,12 @@ class CorruptedBatch:
         Args:
             even: give all rows equally many of the chosen positions; see `Places`.
         """
-        found = {which: self._places(which, even=even) for which in kinds}
-        for which, places in found.items():
+        located = {which: self._places(which, even=even) for which in kinds}
+        for which, places in located.items():
             if even and which in ("words", "predicted") and not len(places.index):
                 # The entries that fill up the chosen positions need a word to point to.
-                found[which] = Places(nowhere := torch.zeros(1, dtype=torch.long), 0, nowhere, even=True)
-        return replace(self, located=found)
+                located[which] = Places(nowhere := torch.zeros(1, dtype=torch.long), 0, nowhere, even=True)
+        return replace(self, located=located)
 
     def mask(self, which: PlacesOf) -> Bool[Tensor, "B L"]:
         """True at these positions."""

@@ -378,7 +378,7 @@ def _check(config: FinetuneConfig, definitions: Sequence[Definition[Any]]) -> No
 def fit_length(
     config: FinetuneConfig, rows: int, user_set: Set[str], *, classes: bool, pairs: bool, debug: bool
 ) -> FinetuneConfig:
-    """Set the steps and the warm-up from the settings and the size of the data.
+    """Set the steps, the warm-up and the span of the average from the settings and the size of the data.
 
     Args:
         rows: number of training rows, of all tasks.

@@ -347,7 +347,7 @@ def _tokens(features: Features, number: int) -> tuple[Int[Tensor, "1 L"], Bool[T
 
 
 def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None = None) -> None:
-    """Fit the n-grams to labeled rows: logistic regression, one for each of several classes; for scores ridge regression.
+    """Fit the n-grams to labeled rows: multinomial logistic regression, one for each of several classes, or ridge regression.
 
     Args:
         numbers: numbers of the rows; None: all.
@@ -368,7 +368,7 @@ def fit_ngrams(ngrams: NGrams, features: Features, numbers: Sequence[int] | None
         return sums + overlap @ weight[len(seen) :] + bias
 
     shape = (len(seen) + overlap.shape[1], len(ngrams.bias))
-    weight, bias = _logistic_regression(logits, shape, targets, _INVERSE_REGULARIZATION[0])
+    weight, bias = _fit_glm(logits, shape, targets, _INVERSE_REGULARIZATION[0])
     ngrams.weight.zero_()
     ngrams.weight[seen] = weight[: len(seen)].float()
     ngrams.overlap.copy_(weight[len(seen) :])
@@ -415,7 +415,7 @@ def fit_linear(layer: nn.Linear, states: Float[Tensor, "N D"], targets: Mapping[
     def logits(weight: Tensor, bias: Tensor) -> Tensor:
         return standardized @ weight + bias
 
-    weight, bias = _logistic_regression(logits, layer.weight.shape[::-1], targets, _INVERSE_REGULARIZATION[1])
+    weight, bias = _fit_glm(logits, layer.weight.shape[::-1], targets, _INVERSE_REGULARIZATION[1])
     weight = weight.T / deviation
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -444,10 +444,10 @@ def fit_scales(logits: Sequence[Float[Tensor, "N C"]], targets: Mapping[str, Any
     return scales.exp().tolist()
 
 
-def _logistic_regression(
+def _fit_glm(
     logits: Callable[[Tensor, Tensor], Tensor], shape: Sequence[int], targets: Mapping[str, Any], inverse_regularization: float
 ) -> tuple[Float[Tensor, "F C"], Float[Tensor, "C"]]:
-    """The most likely weights and biases of a linear model with an L2 penalty.
+    """The most likely weights and biases of a generalized linear model with an L2 penalty.
 
     Args:
         logits: the model, given both.
@@ -463,7 +463,7 @@ def _logistic_regression(
 
 
 def _loss(logits: Float[Tensor, "N C"], targets: Mapping[str, Any]) -> Tensor:
-    """The negative log-likelihood of the labels, summed, in nats; a score has the standard deviation of all scores."""
+    """The negative log-likelihood of the labels, summed, in nats. Scores are normal, with the variance of `targets`."""
     name, column = next(iter(targets.items()))
     if name == "score":
         scores = torch.from_numpy(np.asarray(column)).double()
