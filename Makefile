@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: setup demo docs test test-slow test-oldest test-newest lint format lock clean
+.PHONY: setup demo docs test test-slow test-oldest test-newest test-matrix lint format lock clean
 
 setup: $(STAMP)
 
@@ -35,16 +35,23 @@ test-slow: setup
 	$(BIN)/python -m pytest -n 2 -m slow
 
 # The tests that depend most on the versions of other packages: at the lower bounds of pyproject.toml, and at the newest.
+BOUNDED := [A-Za-z0-9_-]+
 VERSION_TESTS := tests/golden/test_golden.py::test_the_losses_are_those_recorded tests/parity tests/training/test_loop.py \
 	tests/model_files/test_networks.py tests/model_files/test_export.py
 test-oldest: BOUND := ==
 test-newest: BOUND := >=
 test-oldest test-newest: test-%:
-	$(PYTHON) -m venv $(VENV)-$*
-	grep -oE '[A-Za-z0-9_-]+>=[0-9.]+' pyproject.toml | sed 's/>=/$(BOUND)/' > $(VENV)-$*/constraints.txt
-	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --upgrade-strategy eager \
+	$(PYTHON) -m venv --clear $(VENV)-$*
+	grep -oE '$(BOUNDED)>=[0-9.]+' pyproject.toml | sed 's/>=/$(BOUND)/' > $(VENV)-$*/constraints.txt
+	$(VENV)-$*/bin/python -m pip install --quiet --disable-pip-version-check \
 		--constraint $(VENV)-$*/constraints.txt --editable '.[test]'
 	$(VENV)-$*/bin/python -m pytest -n 2 --dist loadfile $(VERSION_TESTS)
+
+# The oldest and the newest torch, on every Python found. Other packages are the newest: the oldest NumPy has no wheel for 3.13.
+PYTHONS = $(foreach version,3.11 3.12 3.13 3.14,$(shell python$(version) -c 'import sys; print(sys.executable)' 2>/dev/null))
+test-matrix:
+	set -e; for python in $(PYTHONS); do for torch in oldest newest; do \
+		$(MAKE) test-$$torch BOUNDED=torch PYTHON=$$python; done; done
 
 format: setup
 	$(BIN)/ruff check --fix .
@@ -60,4 +67,4 @@ lock:
 	rm -rf $(VENV)-lock
 
 clean:
-	rm -rf $(VENV) demo site build
+	rm -rf $(VENV) $(VENV)-* demo site build dist

@@ -1,4 +1,4 @@
-"""The wheel: what it holds, and that it works in an environment that has never seen this repository.
+"""The wheel and the sdist: what they hold, and that the wheel works in an environment that has never seen this repository.
 
 The environment is new, and the wheel is installed into it by pip. Only the dependencies are those of the tests: a `.pth` file
 names their folder, as installing torch afresh would take gigabytes. A `.pth` file inside a folder that is so named is not
@@ -8,6 +8,7 @@ read, so the editable install of the tests is not there.
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,9 +26,10 @@ NOT_PYTHON = ("*.toml", "*.c", "*.h", "*.html", "*.js", "*.css", "*.j2", "py.typ
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel; the sdist is next to it."""
     pytest.importorskip("hatchling")
     out = tmp_path_factory.mktemp("dist")
-    subprocess.run([sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", out], cwd=ROOT, check=True)
+    build(ROOT, out)
     (built,) = out.glob("discern_nlp-*.whl")
     return built
 
@@ -44,6 +46,10 @@ def home(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     (packages,) = (home / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(f"{dependencies}\n")
     return home
+
+
+def build(source: Path, out: Path) -> None:
+    subprocess.run([sys.executable, "-m", "hatchling", "build", "-d", out], cwd=source, check=True)
 
 
 def environment() -> dict[str, str]:
@@ -71,6 +77,16 @@ def test_everything_that_is_no_python_is_in_the_wheel(wheel: Path) -> None:
     assert any(name.endswith("licenses/LICENSE") for name in held)
     strangers = [name for name in held if not name.startswith(("discern/", "discern_nlp-"))]
     assert not strangers
+
+
+def test_builds_are_reproducible(wheel: Path, tmp_path: Path) -> None:
+    """The sdist, whose files have other times, builds the same wheel and the same sdist in another folder."""
+    (sdist,) = wheel.parent.glob("*.tar.gz")
+    assert sdist.stat().st_size < 3_000_000
+    shutil.unpack_archive(sdist, tmp_path, filter="data")
+    build(tmp_path / sdist.name.removesuffix(".tar.gz"), tmp_path)
+    for path in (wheel, sdist):
+        assert (tmp_path / path.name).read_bytes() == path.read_bytes()
 
 
 def test_it_runs_where_it_is_installed(home: Path, tmp_path: Path) -> None:

@@ -20,7 +20,8 @@ from torch.distributed.run import get_args_parser
 from discern.cli.main import application
 from discern.training.config import load_pretrain_config
 
-CLUSTER = Path(__file__).parents[2] / "examples" / "cluster"
+ROOT = Path(__file__).parents[2]
+CLUSTER = ROOT / "examples" / "cluster"
 SCRIPTS = sorted([*CLUSTER.rglob("*.sh"), *CLUSTER.rglob("*.sbatch")])
 SLURM = {
     "SLURM_JOB_ID": "4711",
@@ -177,6 +178,27 @@ def test_kubernetes_job(called: Any) -> None:
     assert parsed.rdzv_endpoint == f"{job['metadata']['name']}-0.{pod['subdomain']}:29500", "the name of the pod with index 0"
     assert parsed.rdzv_conf == "is_host=1"
     assert parsed.shutdown_timeout < pod["terminationGracePeriodSeconds"]
+    for page in (CLUSTER / "kubernetes" / "pretrain.yaml", ROOT / "docs" / "howto" / "cluster.md"):
+        assert f"docker build --target cuda --tag {container['image']} ." in page.read_text(encoding="utf-8")
+
+
+def test_dockerfile() -> None:
+    """What needs no daemon: its targets, what it copies, and who runs it."""
+    lines = (ROOT / "Dockerfile").read_text(encoding="utf-8").replace("\\\n", "").splitlines()
+    stages: dict[str, list[str]] = {}
+    for line in lines:
+        if line.startswith("FROM "):
+            _, base, _, name = line.split()
+            stages[name] = list(stages.get(base, ()))
+        elif stages and line and not line.startswith("#"):
+            stages[name].append(line)
+    for target in ("cpu", "cuda"):
+        assert stages[target][-1] == "USER 1000", "Kubernetes' runAsNonRoot needs a number"
+        assert 'ENTRYPOINT ["discern"]' in stages[target]
+    sources = {path for line in stages["wheel"] if line.startswith("COPY") for path in line.split()[1:-1]}
+    sources |= set(re.findall(r"--mount=type=bind,source=(\S+?),", "\n".join(lines)))
+    assert all((ROOT / path).exists() for path in sources)
+    assert sources == set(re.findall(r"^!(.+)", (ROOT / ".dockerignore").read_text(), flags=re.M)), "only these reach the build"
 
 
 def test_skypilot_task(called: Any) -> None:
