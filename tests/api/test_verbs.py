@@ -26,7 +26,7 @@ from tests.support import run_discern
 SETTINGS = {"train.max_steps": 3, "train": {"log_every_steps": 1, "evaluate_every_steps": 3}, "data.sequence_length": 16}
 LICENSE = "CC BY-SA 3.0"
 FUNCTIONS = {name: verb.function.__name__ for name, verb in VERBS.items()}
-PARAMETERS = {"as": "as_", "lambda": "lambda_", "set": "settings"}
+PARAMETERS = {"as": "as_", "for": "for_", "lambda": "lambda_", "push": "push_to_hub", "set": "settings"}
 COMMAND_ONLY = {"json", "nproc"}
 PYTHON_ONLY = {"progress", "on_result"}
 

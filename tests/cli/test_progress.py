@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -148,6 +151,27 @@ def test_a_brief_stage_leaves_no_bar(clock: Clock, stream: io.StringIO) -> None:
         display.finish()
         erased = stream.getvalue().rsplit("reading", 1)[1].endswith("\x1b[1A\x1b[2K")
         assert erased == (seconds == 1)
+
+
+def test_a_notebook_shows_one_bar_for_each_stage_and_needs_no_widgets(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown: list[str | dict[str, str]] = []
+
+    class Cell:
+        def update(self, bar: Any, raw: bool = False) -> None:
+            shown.append(bar if raw else bar._repr_mimebundle_([], [])["text/html"])
+
+    monkeypatch.setitem(sys.modules, "IPython.display", SimpleNamespace(display=lambda bar, display_id: Cell()))
+    display = Display(Console(force_jupyter=True), clock)
+    display.start("pre-training", 10, "steps")
+    for _ in range(10):  # more often than a reader can see
+        clock.now += 0.1
+        display.advance(1)
+    clock.now += 2
+    display.finish()
+    assert [re.findall(r"(\d+)/10 steps", each)[0] for each in shown] == ["1", "4", "7", "10", "10"]
+    display.start("evaluating", 2, "rows")
+    display.finish()
+    assert shown[-1] == {"text/html": ""}, "a brief stage leaves no bar"
 
 
 def test_results_on_the_terminal_of_the_bar_are_printed_above_it() -> None:

@@ -12,15 +12,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache, wraps
 from pathlib import Path
-from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin
+from typing import Annotated, Any, Literal, ParamSpec, TypeAlias, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 from pydantic import ConfigDict, ValidationError, validate_call
+from rich.console import Console
 
+from discern.cli.progress import Display
 from discern.config.resolve import preset_names
 from discern.config.schema import toml_value
 from discern.errors import ConfigError, DiscernError
-from discern.progress import Progress, Silent, warning_to
+from discern.progress import Progress, warning_to
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,8 +54,8 @@ class Verb:
     @property
     def options(self) -> dict[str, tuple[Any, Any]]:
         """Type and description of each parameter that the command line has, by name."""
-        annotated = {name: each.annotation for name, each in self.signature.parameters.items()}
-        return {name: get_args(kind)[:2] for name, kind in annotated.items() if get_origin(kind) is Annotated}
+        parameters = self.signature.parameters.values()
+        return {each.name: get_args(each.annotation)[:2] for each in parameters if get_origin(each.annotation) is Annotated}
 
     @property
     def help(self) -> str:
@@ -89,7 +91,8 @@ def verb(
         )
 
         public = [each for each in signature.parameters.values() if each.name not in ("check_only", "processes")]  # for `--nproc`
-        plain = signature.replace(parameters=[each.replace(annotation=_bare(each.annotation)) for each in public])
+        bare = get_type_hints(function)
+        plain = signature.replace(parameters=[each.replace(annotation=bare[each.name]) for each in public])
 
         @wraps(function)
         def from_python(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -107,23 +110,15 @@ def verb(
                 except ValidationError as error:
                     if error.title != function.__name__:
                         raise
-                    raise _wrong_argument(error) from None
+                    problem = error.errors()[0]
+                    expected = problem["msg"].removeprefix("Input should be ")
+                    raise ConfigError(f"{problem['loc'][0]} is {problem['input']!r}, expected {expected}") from None
 
         from_python.__signature__ = plain  # type: ignore[attr-defined]
         from_python.__doc__ = made.python_help
         return from_python
 
     return define
-
-
-def _bare(annotation: Any) -> Any:
-    return get_args(annotation)[0] if get_origin(annotation) is Annotated else annotation
-
-
-def _wrong_argument(error: ValidationError) -> ConfigError:
-    problem = error.errors()[0]
-    expected = problem["msg"].removeprefix("Input should be ")
-    return ConfigError(f"{problem['loc'][0]} is {problem['input']!r}, expected {expected}")
 
 
 def argument(metavar: str, help: str) -> Any:
@@ -160,21 +155,24 @@ Preset: TypeAlias = Annotated[
     option(
         "Preset to start from; 'discern config presets' lists them.",
         "NAME",
-        autocompletion=lambda incomplete: [name for name in preset_names() if name.startswith(incomplete)],
+        autocompletion=preset_names,
     ),
 ]
 ConfigFile: TypeAlias = Annotated[
     PathLike | None,
     argument("CONFIG.toml", "Configuration file, which overrides the preset; or the folder of a run, to use its configuration."),
 ]
-Device: TypeAlias = Annotated[str, advanced("Device to use: auto, cpu, cuda, cuda:1, ...", "NAME")]
+Device: TypeAlias = Annotated[str, advanced("Device to use: auto, cpu, cuda, cuda:1, mps.", "NAME")]
 Precision: TypeAlias = Annotated[Literal["float32", "bfloat16"], advanced("Floating-point type to compute in.")]
 Listener: TypeAlias = Progress | None
-"""Receives progress; None: lines go to the logger `discern`."""
+"""Receives progress; None: lines go to the logger `discern`, and a notebook shows bars."""
 
 
-class Logged(Silent):
-    """A listener for library use. Lines go to the logger `discern`; bars are not shown."""
+class Logged(Display):
+    """A listener for library use. Lines go to the logger `discern`; bars are shown in notebooks only."""
+
+    def __init__(self) -> None:
+        super().__init__(Console(force_terminal=False))
 
     def note(self, message: str) -> None:
         warns = message.startswith("warning: ")
@@ -210,7 +208,7 @@ def in_python(message: str, names: Mapping[str, str] | None = None) -> str:
         if key := found["key"]:
             value = {"true": "True", "false": "False"}.get(found["value"], found["value"])
             return f'settings={{"{key}": ' + (value if _LITERAL.fullmatch(value) else f'"{value}"') + "}"
-        option = {"set": "settings", "as": "as_", "lambda": "lambda_", **(names or {})}.get(
+        option = {"set": "settings", "as": "as_", "push": "push_to_hub", "for": "for_", "lambda": "lambda_", **(names or {})}.get(
             found["option"], found["option"].replace("-", "_")
         )
         return option + (found["of"] or "").replace(" ", "=")

@@ -15,6 +15,8 @@ import stat
 import sys
 import time
 from collections.abc import Callable
+from importlib import import_module
+from typing import Any
 
 from rich import filesize
 from rich.console import Console
@@ -61,7 +63,7 @@ class Terminal(Console):
 
     def __init__(self, *, stderr: bool) -> None:
         super().__init__(stderr=stderr, markup=False, highlight=False, emoji=False)
-        if not self.is_terminal:
+        if not (self.is_terminal or self.is_jupyter):
             self.width = 10_000  # lines are never wrapped
 
     def on_broken_pipe(self) -> None:
@@ -70,7 +72,7 @@ class Terminal(Console):
 
 
 class Display:
-    """Shows progress on a console: a bar on a terminal, elsewhere lines at growing intervals.
+    """Shows progress on a console: a bar on a terminal or in a notebook, elsewhere lines at growing intervals.
 
     A brief stage leaves neither a bar nor a closing line.
     """
@@ -79,6 +81,7 @@ class Display:
         self._console, self._clock = console, clock
         self._has_bar = console.is_terminal and not console.is_dumb_terminal
         self._stage: RichProgress | None = None
+        self._cell: Any = None
         self._next_line = 0.0
 
     @property
@@ -102,8 +105,10 @@ class Display:
         )
         self._stage.start()
         self._stage.add_task(printable(description), total=total, of=total, unit=unit, metrics={})
-        self._next_line = self._clock() + FIRST_LINE_AFTER
-        if not self._has_bar:
+        if self._console.is_jupyter:  # rich's own display needs ipywidgets there
+            self._cell = import_module("IPython.display").display(self._stage, display_id=True)
+        elif not self._has_bar:
+            self._next_line = self._clock() + FIRST_LINE_AFTER
             self.note(f"{description}: {_counted(unit, total)}" if total and unit != SHARE else description)
 
     def advance(self, amount: float, **metrics: str) -> None:
@@ -111,7 +116,12 @@ class Display:
             return
         task = self._stage.tasks[0]
         self._stage.update(task.id, advance=amount, metrics=task.fields["metrics"] | metrics)
-        if not self._has_bar and self._clock() >= self._next_line:
+        if self._has_bar or self._clock() < self._next_line:
+            return
+        if self._cell:
+            self._cell.update(self._stage)
+            self._next_line = self._clock() + 0.25
+        else:
             left = f"{duration(task.time_remaining)} left" if task.time_remaining is not None else ""
             self.note(_stated(task, left))
             self._next_line = self._clock() + min(300.0, max(FIRST_LINE_AFTER, (task.elapsed or 0.0) / 20))
@@ -132,6 +142,8 @@ class Display:
                 stage.update(task.id, total=task.completed)
             stage.live.transient = brief
             stage.stop()
+        elif self._cell:
+            self._cell.update({"text/html": ""} if brief else stage, raw=brief)
         elif not brief:
             self.note(_stated(task, f"in {duration(task.elapsed or 0.0)}"))
 
