@@ -19,7 +19,8 @@ __version__ = "0.1.0"
 _PUBLIC = {
     name: module
     for module, names in {
-        "discern.api.diagnose": "bench compare config_check config_diff config_presets config_show doctor evaluate report",
+        "discern.api.diagnose": "bench compare config_check config_diff config_presets config_schema config_show doctor evaluate "
+        "report",
         "discern.api.estimators": "TextClassifier TextRegressor TokenClassifier",
         "discern.api.serving": "serve watch",
         "discern.api.train": "adapt demo finetune prepare pretrain",
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
         config_check as config_check,
         config_diff as config_diff,
         config_presets as config_presets,
+        config_schema as config_schema,
         config_show as config_show,
         doctor as doctor,
         evaluate as evaluate,

@@ -21,8 +21,7 @@ from discern.config.resolve import preset_names
 from discern.config.schema import flatten
 from discern.objectives import objectives
 from discern.tasks import families, tasks as registry
-from discern.tasks.contrastive import SIMILARITY_METRICS
-from discern.tasks.retrieval import RETRIEVAL_METRICS
+from discern.tasks.contrastive import RETRIEVAL_METRICS, SIMILARITY_METRICS
 from discern.training.config import load_pretrain_config
 from discern.training.metrics import HELD_OUT, read_metrics
 from tests.objectives.test_conformance import batch, build, randomness

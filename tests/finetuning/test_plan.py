@@ -18,7 +18,10 @@ from discern.model_files.finetuned import FinetunedFolder
 from discern.model_files.folder import LoadedEncoder, choose_encoder
 from discern.models.base import Encoder
 from discern.models.config import ModelConfig
+from discern.models.deberta.encoder import DebertaEncoder
+from discern.models.electra.encoder import BertEncoder
 from discern.models.modernbert.encoder import ModernBertEncoder
+from discern.models.xlnet.encoder import XLNetEncoder
 from discern.progress import Silent
 from discern.tasks import tasks
 from tests.small.finetuned import SINGLE, make_finetuned
@@ -280,6 +283,23 @@ def test_heads_go_by_recipe_encoder_and_user(
     names = ("squad2", "sst2", "ner")
     config = resolved(names, *overrides, recipe=recipe, encoder=encoder)
     assert [config.task_config(name).model_dump()["head"] for name in names] == heads
+
+
+@pytest.mark.parametrize("encoder", [BertEncoder, ModernBertEncoder, DebertaEncoder, XLNetEncoder])
+def test_a_cross_encoder_has_a_head_of_transformers_unless_the_user_chose_another(encoder: type[Encoder]) -> None:
+    for names in (("rte",), ("rte", "mrpc")):
+        for config in (resolved(names, "finetune.purpose=cross-encoder", encoder=encoder).task_config(name) for name in names):
+            settings = config.model_dump()
+            assert settings["head"] in encoder.architecture.task_heads["classification"]
+            assert (settings["pooling"], settings["words"]) == ("cls", False)
+    given = "finetune.purpose=cross-encoder", "task.pooling=pair"
+    assert resolved(("rte",), *given, encoder=encoder).task_config("rte").model_dump()["pooling"] == "pair"
+
+
+@pytest.mark.parametrize("name", ["sst2", "squad1", "ner"])
+def test_a_cross_encoder_reads_two_texts(name: str) -> None:
+    with pytest.raises(ConfigError, match=r"a cross-encoder reads two texts\n.*--pair COLUMN"):
+        resolved((name,), "finetune.purpose=cross-encoder")
 
 
 @pytest.mark.parametrize(

@@ -103,7 +103,7 @@ def test_an_interrupted_seed_ends_with_the_same_weights(
             with pytest.raises(CutError):
                 run(broken)
     run(broken)
-    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
+    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
     logs = [
         [{key: line[key] for key in line.keys() - timing} for line in read_metrics(request.out / "seed-0")]
         for request in (undisturbed, broken)

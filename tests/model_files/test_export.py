@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
 from transformers import AutoTokenizer
 
+import discern
 from discern import __version__
 from discern.data.tokenizer import SPECIAL_TOKENS, load_tokenizer, special_ids
 from discern.errors import CheckpointError, ConfigError, DataError, NumericsError
@@ -308,7 +309,6 @@ def test_a_generator_of_two_towers_is_only_stored_beside(setting: str, tmp_path:
     [
         ({"network": "discrimnator"}, "did you mean 'discriminator'"),
         ({"network": "generator", "all_networks": True}, "the discriminator is at the root"),
-        ({"precision": "bflaot16"}, "did you mean 'bfloat16'"),
         ({"task": "sst2"}, "is not one"),
         ({"all_networks": True, "serving": Serving(form="bert")}, "leave out one"),
         ({"serving": Serving(form="bert")}, "embedding_size"),
@@ -454,3 +454,32 @@ def test_what_others_wrote_stays_text_in_a_card(make: Callable[[Path], str], tmp
     assert all(line.startswith(">") for line in theirs.splitlines() if line)
     for table in re.findall(r"(?:^\|.*\n)+", own, flags=re.M):
         assert len({len(re.findall(r"(?<!\\)\|", row)) for row in table.splitlines()}) == 1, table
+
+
+@pytest.mark.parametrize("labels", [("no", "yes", "no"), (0.5, 2.5, 1.0)])
+def test_a_cross_encoder_elsewhere_says_what_predict_says(labels: tuple[Any, ...], small_model: Path, tmp_path: Path) -> None:
+    from sentence_transformers import CrossEncoder
+
+    pairs = [(f"a {word}", f"{word} again") for word in ("file", "model", "tensor")]
+    lines = [f"{a},{b},{label}" for (a, b), label in zip(pairs, labels, strict=True)]
+    (tmp_path / "pairs.csv").write_text("\n".join(["a,b,label", *lines * 20]) + "\n")
+    tuned = tmp_path / "tuned"
+    discern.finetune(
+        small_model,
+        train=tmp_path / "pairs.csv",
+        text="a",
+        pair="b",
+        label="label",
+        for_="cross-encoder",
+        out=tuned,
+        settings={"train.max_steps": 3, "optimizer.learning_rate": 3e-3},
+        baselines=False,
+    )
+    discern.export(tuned, out=tmp_path / "out")
+    theirs: Any = CrossEncoder(str(tmp_path / "out"), device="cpu", local_files_only=True)
+    scores = theirs.predict(pairs)
+    ours = discern.load(tuned).predict(pairs)
+    if scores.ndim == 2:
+        assert [theirs.config.id2label[number] for number in scores.argmax(-1)] == [each["label"] for each in ours]
+    else:
+        torch.testing.assert_close(scores.tolist(), [each["score"] for each in ours], atol=1e-5, rtol=1e-5)

@@ -1,13 +1,10 @@
-"""Models by their names on the Hugging Face Hub, from a server on this machine that speaks as the Hub does."""
+"""Models by their names on the Hugging Face Hub, and exports that are pushed to it."""
 
 from __future__ import annotations
 
-import hashlib
 import json
 import sys
-import threading
-from collections.abc import Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Iterator
 from pathlib import Path
 
 import huggingface_hub
@@ -20,10 +17,11 @@ from discern.model_files.folder import open_model
 from discern.model_files.hub import local_model
 from discern.model_files.serving import Serving
 from discern.progress import Silent
+from tests.model_files.hub_server import Hub, serving
 from tests.small.run import make_run
-from tests.support import run_python
+from tests.support import run_discern, run_python
 
-NAME, COMMIT = "somebody/small-electra", "0123456789abcdef0123456789abcdef01234567"
+NAME = "somebody/small-electra"
 NOWHERE = "http://127.0.0.1:9"
 
 
@@ -37,48 +35,24 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "out"
 
 
-def handler(files: Mapping[str, bytes], asked: list[str]) -> type[BaseHTTPRequestHandler]:
-    """The routes of the Hub that a download takes: what a repository holds, and a file of it."""
-    about = {"id": NAME, "sha": COMMIT, "siblings": [{"rfilename": name} for name in files]}
-    tree = [{"type": "file", "path": name, "size": len(data), "oid": "0"} for name, data in files.items()]
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path = self.path.partition("?")[0]
-            asked.append(path)
-            data = files.get(path.removeprefix(f"/{NAME}/resolve/{COMMIT}/"))
-            for route, listed in (("revision", about), ("tree", tree)):
-                if path.startswith(f"/api/models/{NAME}/{route}/"):
-                    data = json.dumps(listed).encode()
-            content = data or b"{}"
-            self.send_response(404 if data is None else 200)
-            self.send_header("X-Repo-Commit", COMMIT)
-            self.send_header("X-Error-Code", "RepoNotFound")  # read only if there is an error
-            self.send_header("ETag", hashlib.sha1(content).hexdigest())
-            self.send_header("Content-Length", str(len(content)))
-            self.end_headers()
-            if self.command == "GET":
-                self.wfile.write(content)
-
-        def do_HEAD(self) -> None:
-            self.do_GET()
-
-    return Handler
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A Hub without repositories, and a login to it; the cache is empty, and the working folder too."""
+    hub = Hub()
+    with serving(hub):
+        monkeypatch.setenv("HF_ENDPOINT", hub.address)
+        monkeypatch.setenv("HF_TOKEN", "hf_test")
+        monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.chdir(tmp_path)
+        yield hub
 
 
 @pytest.fixture
-def asked(exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """Paths that the server was asked for; the cache is empty, and the working folder too."""
-    found: list[str] = []
+def asked(exported: Path, hub: Hub) -> list[str]:
+    """What the Hub was asked, which has an export."""
     files = {path.relative_to(exported).as_posix(): path.read_bytes() for path in exported.rglob("*") if path.is_file()}
-    server = ThreadingHTTPServer(("127.0.0.1", 0), handler(files, found))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{server.server_port}")
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    yield found
-    server.shutdown()
-    server.server_close()
+    hub.repositories[NAME] = {"main": files}
+    return hub.asked
 
 
 def test_a_model_is_downloaded_once_and_used(asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +61,7 @@ def test_a_model_is_downloaded_once_and_used(asked: list[str], monkeypatch: pyte
     assert told == [f"{NAME}: {folder}"]
     assert not (folder / "tf_model.h5").exists(), "weights of other frameworks stay there"
     loaded = open_model(folder, warn=pytest.fail).encoder
-    assert loaded.description == f"{NAME} (Hugging Face Hub, revision 0123456)"
+    assert loaded.description == f"{NAME} (Hugging Face Hub, revision {folder.name[:7]})"
     assert loaded.provenance["base_models"] == [NAME]
     model = discern.load(NAME, device="cpu")
     assert model.encode(["a text"]).shape == (1, model.hidden_size)
@@ -137,3 +111,99 @@ def test_errors_say_what_to_do(asked: list[str], monkeypatch: pytest.MonkeyPatch
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(ConfigError, match="needs huggingface_hub"):
         local_model("google/electra-small-discriminator", pytest.fail)
+
+
+def files_in(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture
+def run(exported: Path) -> Path:
+    return exported.parent / "run"
+
+
+@pytest.mark.parametrize("stores_large", [False, True])
+def test_a_pushed_export_comes_back_the_same(run: Path, hub: Hub, stores_large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.stores_large = stores_large
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_DISABLE_XET", stores_large)  # then the weights go the older way
+    done = run_discern("export", run, "--out", "out", "--all-networks", "--push", "me/first")
+    assert done.returncode == 0, done.stderr
+    assert f"pushed to {hub.address}/me/first/tree/main" in done.stdout
+    assert hub.created == [{"organization": "me", "name": "first", "visibility": "private"}]
+    assert hub.repositories["me/first"] == {"main": files_in(Path("out")) | {".gitattributes": b""}}
+    assert len(hub.large) == 2 * stores_large
+    (here, there), text = (discern.load(name, device="cpu") for name in ("out", "me/first")), ["The old town."]
+    assert (here.encode(text) == there.encode(text)).all()
+
+
+def test_a_second_push_removes_the_files_of_the_first_but_not_those_of_others(run: Path, hub: Hub) -> None:
+    serving = {"sentence_transformers": True, "progress": Silent()}
+    discern.export(run, out="out", push_to_hub="me/first", **serving)
+    hub.repositories["me/first"]["main"] = {**hub.repositories["me/first"]["main"], "LICENSE": b"MIT", "old.onnx": b""}
+    assert "modules.json" in hub.repositories["me/first"]["main"]
+    discern.export(run, out="out", push_to_hub="me/first")
+    others = {".gitattributes": b"", "LICENSE": b"MIT"}
+    assert hub.repositories["me/first"]["main"] == files_in(Path("out")) | others
+
+
+def test_revisions_are_branches(run: Path, hub: Hub) -> None:
+    pushed = [discern.export(run, out="out", push_to_hub=f"me/first@{name}")["pushed"] for name in ("step-{step}", "step-20")]
+    assert pushed == [f"{hub.address}/me/first/tree/step-20"] * 2
+    assert hub.repositories["me/first"] == {
+        "main": {".gitattributes": b""},
+        "step-20": files_in(Path("out")) | {".gitattributes": b""},
+    }
+    assert (local_model("me/first@step-20", lambda _: None) / "config.json").read_bytes() == Path("out/config.json").read_bytes()
+    assert discern.export("me/first@step-20", out="copy")["step"] == 20
+    with pytest.raises(DataError, match="cannot be downloaded") as caught:
+        discern.load("me/first@step-30")
+    assert "hf download me/first --revision step-30 --local-dir me/first" in str(caught.value.hint)
+    with pytest.raises(ConfigError, match="without an import") as refused:
+        discern.import_model("me/first@step-20", out="imported")
+    assert "discern finetune me/first" in str(refused.value.hint)
+
+
+def test_a_busy_hub_is_asked_again(run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.sleep", lambda _: None)
+    hub.failing = {part: [503, 503] for part in ("create", "branch", "preupload", "commit")}
+    discern.export(run, out="out", push_to_hub="me/first@tried")
+    assert hub.repositories["me/first"]["tried"]["config.json"] == Path("out/config.json").read_bytes()
+    assert not any(hub.failing.values())
+
+
+def test_what_makes_a_push_impossible_is_said_before_the_export(run: Path, hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("first", "me/first/x", "me/..", "/me/first", "me/first@a b"):
+        with pytest.raises(ConfigError, match="is not a name on the Hugging Face Hub"):
+            discern.export(run, out="out", push_to_hub=name)
+    hub.failing = {"create": [403]}
+    with pytest.raises(ConfigError, match="me/first cannot be written") as caught:
+        discern.export(run, out="out", push_to_hub="me/first")
+    assert "hf auth login" in str(caught.value.hint)
+    monkeypatch.setattr(huggingface_hub, "get_token", lambda: None)
+    with pytest.raises(ConfigError, match="needs a login") as caught:
+        discern.export(run, out="out", push_to_hub="me/first")
+    assert "hf auth login" in str(caught.value.hint)
+    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    with pytest.raises(ConfigError, match="needs huggingface_hub"):
+        discern.export(run, out="out", push_to_hub="me/first")
+    assert list(Path().iterdir()) == []
+    assert hub.repositories == {}
+
+
+@pytest.mark.parametrize(("status", "code"), [(403, 2), (400, 1)])
+def test_an_upload_that_fails_leaves_the_export(run: Path, hub: Hub, status: int, code: int) -> None:
+    hub.failing = {"commit": [status]}
+    done = run_discern("export", run, "--out", "out", "--push", "me/first")
+    assert done.returncode == code
+    assert "me/first cannot be written on the Hugging Face Hub: not now" in done.stderr
+    assert "out is complete; run the same command again" in done.stderr
+    assert run_discern("export", run, "--out", "out", "--push", "me/first").returncode == 0
+    assert hub.repositories["me/first"]["main"] == files_in(Path("out")) | {".gitattributes": b""}
+
+
+def test_import_takes_the_name_of_another_model(asked: list[str], hub: Hub) -> None:
+    files = dict(hub.repositories[NAME]["main"])
+    config = json.loads(files["config.json"])
+    del config["discern"], files["checksums.json"]
+    hub.repositories[NAME]["v2"] = files | {"config.json": json.dumps(config).encode()}
+    assert discern.import_model(f"{NAME}@v2", out="ours")["networks"] == ["discriminator"]

@@ -28,6 +28,7 @@ def test_tokens_count_by_the_frequency_and_the_place_of_the_original() -> None:
         "generator_targets": torch.tensor([5, 7]),
         "discriminator_logits": torch.tensor([[-5.0, -5.0, 5.0, -5.0]]),
         "is_replaced": torch.tensor([[False, False, True, False]]),
+        "loss_mask": batch.tokens.attention_mask,
     }
     breakdown = Breakdown(COUNTS)
     breakdown.update(StepOutput({}, observed), batch)
@@ -53,7 +54,8 @@ def test_padding_is_in_no_group_and_a_row_is_cut_by_its_real_tokens() -> None:
     batch = batch_of([[SPECIAL.cls, 5, 5, 5, 5, 5, 5, SPECIAL.sep], [SPECIAL.cls, SPECIAL.sep]], [[False] * 8, [False] * 8])
     logits = torch.zeros(2, 8)
     breakdown = Breakdown(COUNTS)
-    breakdown.update(StepOutput({}, {"discriminator_logits": logits, "is_replaced": logits > 1}), batch)
+    seen = {"discriminator_logits": logits, "is_replaced": logits > 1, "loss_mask": batch.tokens.attention_mask}
+    breakdown.update(StepOutput({}, seen), batch)
     assert [row["tokens"] for row in breakdown.metrics()["by_position"]] == [3, 2, 3, 2]
 
 

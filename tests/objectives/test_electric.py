@@ -74,25 +74,6 @@ def test_energies_are_exact_for_an_exact_q_and_one_noise_token_only(
     assert optimum.gap(joint, q, noise_tokens, clean=clean) == pytest.approx(nats, abs=6e-4)
 
 
-def test_our_loss_has_no_slope_at_the_true_conditionals_under_those_conditions() -> None:
-    """One noise token drawn from the true conditional leaves the distribution of the text as it was."""
-    joint = optimum.chain(PLACES, WORDS)
-    log_p = torch.from_numpy(optimum.conditionals(joint)).log().T  # (125, 3)
-    for shift, vanishes in ((0.0, True), (0.1, False)):
-        energy = (-log_p + shift).requires_grad_()
-        loss = torch.zeros((), dtype=torch.float64)
-        for place in range(PLACES):
-            noise = torch.zeros(125, PLACES, dtype=torch.bool)
-            noise[:, place] = True
-            for text, weight in enumerate(joint.ravel().tolist()):
-                at, all_judged = slice(text, text + 1), torch.ones(1, PLACES, dtype=torch.bool)
-                odds = noise_odds(noise[at], all_judged)
-                term = noise_contrastive_loss(energy[at], log_p[at], odds, noise[at], all_judged, count=PLACES)
-                loss = loss + weight * term.total
-        (gradient,) = torch.autograd.grad(loss, energy)
-        assert bool((gradient.abs() < 1e-8).all()) is vanishes
-
-
 def test_odds_are_those_of_each_row_and_rows_of_noise_alone_cost_nothing() -> None:
     is_noise = torch.tensor([[True, True, False, False, False], [False, True, False, False, False]])
     is_word = torch.tensor([[True, True, True, True, True], [True, True, False, False, False]])

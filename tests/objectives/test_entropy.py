@@ -98,8 +98,6 @@ def test_the_temperature_changes_with_the_step(name: str) -> None:
     config = objectives.load(name).Config(temperature=2.0, temperature_end=0.5, temperature_steps=10)
     assert [config.value_at("temperature", step) for step in (0, 5, 10, 50)] == [2.0, 1.25, 0.5, 0.5]
     assert config.continued_at(5)["temperature"] == 1.25
-    with pytest.raises(ValueError, match="temperature_end and temperature_steps go together"):
-        objectives.load(name).Config(temperature_end=0.5)
     batch = make_batch([[2, *range(5, 45), 3]] * 8)
     falling, cold, hot = (
         build(name, **options)

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from discern.corruption.randomness import Randomness
 from discern.objectives.hybrid import HybridConfig, HybridLanguageModel, predicting_states
 from discern.objectives.masked import restore_tokens
-from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
+from discern.objectives.rtd import RTDConfig
 from discern.training.config import load_pretrain_config
 from discern.types import TokenBatch
 from tests.objectives.rtd_options import build_option
@@ -126,8 +126,5 @@ def test_an_encoder_that_cannot_read_left_to_right_is_refused(options: tuple[str
         load_pretrain_config(None, "xlnet-small", options)
 
 
-def test_other_generators_have_no_causal_rows() -> None:
+def test_other_generators_do_not_read_the_fraction() -> None:
     assert "causal_fraction" in RTDConfig().unread()
-    objective = ReplacedTokenDetection(RTDConfig(), settings(50))
-    tokens = rows([9, 10, 11])
-    assert objective.corrupt(tokens, Randomness(0, 0, tokens.slot)).is_causal is None

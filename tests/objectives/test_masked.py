@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from discern.corruption.randomness import Randomness
+from discern.models.base import Network
 from discern.objectives.losses import DenseLogits
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig, sample_replacements
 from discern.types import CorruptedBatch, TokenBatch
@@ -58,3 +59,30 @@ def test_samples_of_duplicates_are_averaged_and_don_t_depend_on_the_batch() -> N
     for times in (1, 2, 3):
         assert torch.equal(whole[draws == times], (drawn[:times].sum(0) // times)[draws == times])
         assert (draws == times).any()
+
+
+@pytest.mark.parametrize("masking", ["uniform", "with-replacement"])
+def test_a_teacher_adds_its_divergence_and_no_parameters(masking: str) -> None:
+    config = MLMConfig(masking=masking, mask_probability=0.5, teacher="large", teacher_weight=0.25, teacher_temperature=3.0)
+    student, teacher = (MaskedLanguageModel(config, settings(50, hidden_dropout=0.0, attention_dropout=0.0)) for _ in range(2))
+    student.initialize(0)
+    teacher.initialize(1)
+    names = student.state_dict().keys()
+    student.teachers = (Network(teacher.encoder.eval(), teacher.head.eval()),)
+    tokens = make_batch([[SPECIAL.cls, *range(9, 29), SPECIAL.sep]] * 4)
+    batch = student.corrupt(tokens, Randomness(0, 0, tokens.slot))
+    output = student(batch, Randomness(0, 0, tokens.slot))
+    assert student.state_dict().keys() == names
+    assert student.counts(batch) == {"mlm": batch.num_targets, "teacher": batch.num_targets}
+    assert [term.weight for term in output.terms.values()] == [0.75, 0.25]
+
+    chosen = batch.masked_positions
+    p, q = (
+        (network.head(network.encoder(batch.masked_ids, tokens.attention_mask))[chosen] / 3).log_softmax(-1)
+        for network in (student.teachers[0], student.networks()["encoder"])
+    )
+    draws = torch.ones(len(p)) if batch.draws is None else batch.draws[chosen]
+    expected = 9 * (draws * (p.exp() * (p - q)).sum(-1)).sum()
+    torch.testing.assert_close(output.terms["teacher"].total, expected)
+    # An evaluation measures the text alone.
+    assert student.eval().counts(batch).keys() == student(batch, Randomness(0, 0, tokens.slot)).terms.keys() == {"mlm"}

@@ -1,4 +1,4 @@
-"""Options of replaced token detection: which go together, the schedules of the weights, and what is shared."""
+"""Options of replaced token detection: which go together."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 
 from discern.objectives.rtd import RTDConfig
-from tests.objectives.rtd_options import OPTIONS, build_option
-
-EQUAL = {"generator_size": 1.0}
+from tests.objectives.rtd_options import EQUAL
 
 
 @pytest.mark.parametrize(
@@ -34,8 +32,3 @@ def test_options_that_do_not_go_together_are_refused_with_what_to_set(options: d
     with pytest.raises(ValueError, match=says[0]) as caught:
         RTDConfig(**options)
     assert all(words in str(caught.value) for words in says)
-
-
-def test_with_everything_tied_there_is_one_encoder() -> None:
-    networks = build_option(OPTIONS["tying all"]).networks()
-    assert networks["discriminator"].encoder is networks["generator"].encoder

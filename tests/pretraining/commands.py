@@ -48,6 +48,6 @@ def weights(out: Path, step: int) -> bytes:
 
 def figures(out: Path) -> list[dict[str, float]]:
     """What a run recorded, without its timing."""
-    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
+    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
     return [{key: value for key, value in line.items() if key not in timing} for line in lines]

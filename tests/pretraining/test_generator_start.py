@@ -10,6 +10,7 @@ from discern.objectives.base import Objective
 from discern.pretraining.warm_start import start_generator
 from discern.progress import Silent
 from discern.training.config import load_pretrain_config
+from tests.pretraining.commands import CONSTANT, figures, train, weights
 from tests.small.run import make_run
 
 
@@ -77,3 +78,17 @@ def test_what_does_not_fit_is_refused(
     with pytest.raises(error, match=says) as caught:
         started(tmp_path / "run", "objective.generator_size=1.0", fingerprint=fingerprint)
     assert hint in (caught.value.hint or "")
+
+
+def test_a_run_with_a_teacher_continues_with_the_same_bytes(data: Path, tmp_path: Path) -> None:
+    train(data, tmp_path / "teacher", 2, "objective.name=mlm")
+    taught = "objective.name=mlm", f"objective.teacher={tmp_path / 'teacher'}"
+    for out, steps in (("whole", (4,)), ("parts", (2, 4))):
+        for step in steps:
+            train(data, tmp_path / out, step, *taught, *CONSTANT)
+    assert weights(tmp_path / "whole", 4) == weights(tmp_path / "parts", 4)
+    assert "teacher_loss" in figures(tmp_path / "whole")[-1]
+    export(tmp_path / "whole", out=tmp_path / "exported", progress=Silent(), warn=pytest.fail)
+    assert 'teacher = "teacher"' in (tmp_path / "exported" / "discern.toml").read_text()
+    with pytest.raises(ConfigError, match="teacher"):  # it predicts no words
+        train(data, tmp_path / "rtd", 1, *taught[1:])

@@ -20,6 +20,9 @@ def test_parameters_beyond_the_memory_are_refused() -> None:
     huge = load_pretrain_config(None, "tiny", sizes).config
     with pytest.raises(ConfigError, match=r"model\.num_layers=8, model\.hidden_size=65536.* GB with gradients.*this machine has"):
         check_parameters(huge, Vocabulary(1000, SPECIAL), CPU)
+    entropy = load_pretrain_config(None, "tiny", ["objective.masking=entropy"]).config
+    with pytest.raises(ConfigError, match="'entropy' adds up in float64, which mps lacks"):
+        check_parameters(entropy, Vocabulary(1000, SPECIAL), torch.device("mps"))
     check_parameters(load_pretrain_config(None, "electra-small", []).config, Vocabulary(30_522, SPECIAL), CPU)
 
 

@@ -101,11 +101,13 @@ def test_a_dry_run_tells_what_each_optimizer_updates(data: Path, tmp_path: Path)
 
 def test_a_dry_run_says_how_many_steps_fit_into_the_time(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "fastest_product", lambda device, precision: 1e12)
-    one, two = (estimated(data, tmp_path, f"train.max_hours={hours}", "train.max_steps=1000000") for hours in (0.001, 0.002))
+    own = ("train.max_steps=1000000", "train.price_per_hour=500")
+    one, two = (estimated(data, tmp_path, f"train.max_hours={hours}", *own) for hours in (0.001, 0.002))
     steps = one.values["steps"]
     assert 1 < steps < 10**6
     assert two.values["steps"] == pytest.approx(2 * steps, abs=1)
     assert one.values["estimated_seconds"] == pytest.approx(3.6, rel=0.01)
+    assert "cost          about 0.50 (estimate)" in one.text
     assert two.values["flops"] == pytest.approx(2 * one.values["flops"], rel=0.01)
     assert f"about {steps:,} fit into 0.001 hours (estimate); train.max_steps allows 1,000,000" in one.text
 
@@ -121,13 +123,8 @@ def test_readers_get_the_average_of_the_weights(data: Path, tmp_path: Path) -> N
     assert loss == pytest.approx(figures(tmp_path)[-1]["heldout_loss"], rel=1e-6)
 
 
-def test_the_evaluation_does_not_depend_on_the_batches_and_skips_a_damaged_checkpoint(data: Path, tmp_path: Path) -> None:
+def test_the_evaluation_skips_a_damaged_checkpoint(data: Path, tmp_path: Path) -> None:
     train(data, tmp_path, 6)
-    results = [evaluate(tmp_path, batch_size=size, progress=Silent(), warn=pytest.fail) for size in (32, 5)]
-    one, other = ({key: value for key, value in metrics.items() if isinstance(value, float)} for metrics in results)
-    assert one == pytest.approx(other, rel=1e-5)
-    wanted = "generator_loss generator_accuracy sampled_accuracy discriminator_loss discriminator_accuracy discriminator_auc"
-    assert set(wanted.split()) <= one.keys()
     (tmp_path / "checkpoints" / "step-00000006" / "optimizer.safetensors").write_bytes(b"")
     warnings: list[str] = []
     assert evaluate(tmp_path, progress=Silent(), warn=warnings.append)["step"] == 3
@@ -191,7 +188,6 @@ def test_it_warns_where_bfloat16_is_emulated(data: Path, tmp_path: Path, monkeyp
         ({"overrides": ("data.sequence_length=100000",)}, ["100000", "128"]),
         ({"overrides": ("model.num_heads=3",)}, ["num_heads"]),
         ({"preset": "tyni"}, ["tiny"]),
-        ({"resume": "must"}, ["no checkpoint"]),
         ({"device": "cuda:9"}, ["GPU"]),
         ({"data": Path("/nonexistent")}, ["/nonexistent"]),
     ],

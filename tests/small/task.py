@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from discern.finetuning import plan as planning, run as finetuning
 from discern.finetuning.plan import FinetunePlan
 from discern.finetuning.settings import Recipe
@@ -58,7 +60,8 @@ def prepare_finetuning(request: Finetuning, progress: Progress) -> FinetunePlan:
     loaded = choose_encoder(request.model, request.tokenizer, untrained=request.untrained, warn=progress.note)
     settings = planning.resolve_settings(loaded, request.tasks, request.config, request.overrides, request.recipe, progress)
     submits = request.submission is not None
-    return planning.read_rows(loaded, settings, request.out, progress, debug=request.debug, submits=submits)
+    device = torch.device("cpu")
+    return planning.read_rows(loaded, settings, request.out, progress, device, debug=request.debug, submits=submits)
 
 
 def with_settings(request: Finetuning, *overrides: str) -> Finetuning:

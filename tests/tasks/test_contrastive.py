@@ -20,10 +20,9 @@ from discern.models.base import Encoder, build_embeddings, build_encoder, initia
 from discern.models.config import build_config
 from discern.tasks import contrastive_objective
 from discern.tasks.base import Labels, Reading, TextEncoder, TextGroup
-from discern.tasks.contrastive import SIMILARITY_METRICS, Contrastive, ContrastiveConfig
+from discern.tasks.contrastive import RETRIEVAL_METRICS, SIMILARITY_METRICS, Contrastive, ContrastiveConfig, retrieval_scores
 from discern.tasks.contrastive_objective import ContrastiveObjective
 from discern.tasks.features import Features, Ragged, TaskBatch, TaskRowsInOrder
-from discern.tasks.retrieval import RETRIEVAL_METRICS, retrieval_scores
 from discern.tasks.supervised import outputs_of, supervised
 from tests.processes import run_ranks
 from tests.small.tokenizers import small_tokenizer

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from discern.tasks.contrastive_loss import cosent, info_nce
+from discern.tasks.contrastive_objective import cosent, info_nce
 
 VALUES = torch.randn(6, 3, 8, generator=torch.Generator().manual_seed(0))
 SCORES = torch.tensor([3.0, 1.0, 3.0, 0.5, 2.0, 1.0])

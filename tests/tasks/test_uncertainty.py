@@ -45,18 +45,6 @@ def test_the_verdict_of_an_accuracy_is_that_of_mcnemar(wins: int, losses: int, v
     assert found.interval == pytest.approx([more - less - radius, more - less + radius])
 
 
-@pytest.mark.parametrize(("wins", "losses"), [(0.1, 0.1), (0.15, 0.05)])
-def test_the_interval_of_a_difference_contains_the_true_one_in_95_of_100_cases(wins: float, losses: float) -> None:
-    generator = np.random.default_rng(0)
-    contained = []
-    for _ in range(400):
-        drawn = generator.choice(3, size=100, p=[wins, losses, 1 - wins - losses])
-        examples, model = classified(*(drawn != 1))
-        low, high = paired(ACCURACY, examples, model, classified(*(drawn != 0))[1]).interval
-        contained.append(low <= wins - losses <= high)
-    assert 0.92 <= np.mean(contained) <= 0.98
-
-
 def test_the_bootstrap_contains_the_true_value_in_95_of_100_cases() -> None:
     """The fraction of the words with the right tag, which depends on the sentence."""
     generator = np.random.default_rng(0)

@@ -14,8 +14,9 @@ from discern.models.config import build_config
 from discern.objectives.rtd import ReplacedTokenDetection, RTDConfig
 from discern.training import evaluation
 from discern.training.distributed import Ranks, choose_device, join_ranks
-from discern.training.execution import resolve_precision, shared_precision
+from discern.training.execution import choose_compilation, resolve_precision, shared_precision
 from discern.training.loop import train
+from discern.training.process import RankEnvironment
 from discern.training.state import State
 from discern.types import CorruptedBatch, StepOutput
 from tests.support import settings
@@ -43,10 +44,19 @@ def test_a_device_that_is_not_there_is_refused(monkeypatch: pytest.MonkeyPatch, 
         choose_device(name)
 
 
-def test_a_device_without_float64_is_refused_for_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mac_trains_eagerly_in_float32_and_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(ConfigError, match="there is no device 'mps'; this machine has cpu"):
+        choose_device("mps")
     monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
-    assert choose_device("mps").type == "mps"
-    with pytest.raises(ConfigError, match="mps cannot train"), join_ranks("mps"):
+    monkeypatch.setattr(torch.mps, "is_available", lambda: True)
+    with join_ranks("auto") as ranks:
+        assert ranks == Ranks(0, 1, torch.device("mps"))
+    assert resolve_precision("auto", ranks.device, build_config(), 8).name == "float32"
+    assert not choose_compilation(True, ranks.device, None).enabled
+    with pytest.raises(ConfigError, match=r"train.precision is bfloat16, which .* does not support"):
+        resolve_precision("bfloat16", ranks.device, build_config(), 8)
+    monkeypatch.setattr("discern.training.distributed.rank_environment", lambda: RankEnvironment(0, 2, 0, 2))
+    with pytest.raises(ConfigError, match="mps cannot train"), join_ranks("auto"):
         pass
 
 

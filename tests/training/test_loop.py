@@ -329,7 +329,7 @@ def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch
         assert state.finished
 
 
-TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "peak_memory_bytes"}
+TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
 WATCH = EarlyStopping("discriminator_auc", patience=3, keep=True)
 Undisturbed = tuple[list[dict[str, Any]], dict[str, Tensor]]
 

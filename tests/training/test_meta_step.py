@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
 from discern.config.resolve import preset_names
 from discern.data.batching.synthetic import SyntheticRows
@@ -134,6 +136,26 @@ def test_the_way_of_a_device_computes_the_same(name: str, monkeypatch: pytest.Mo
     assert got[1].keys() == expected[1].keys()
     for key, gradient in got[1].items():
         torch.testing.assert_close(gradient, expected[1][key], rtol=1e-4, atol=1e-5, msg=lambda said, key=key: f"{key}: {said}")
+
+
+class NoFloat64(TorchDispatchMode):
+    """Refuses float64 on the meta device, as Apple's GPUs do."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        assert not any(
+            isinstance(value, Tensor) and value.is_meta and value.dtype == torch.float64 for value in tree_iter(result)
+        )
+        return result
+
+
+# Masking by entropy needs float64, and the permutations look for positions, which are unknown on the meta device.
+@pytest.mark.parametrize("name", [name for name in NAMES if "entropy" not in name and "permutation" not in name])
+def test_a_device_without_float64_runs_the_step(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ranks, "reads_freely", True)
+    monkeypatch.setattr(Tensor, "cpu", lambda value: torch.zeros(value.shape))
+    with NoFloat64():
+        losses_and_gradients(context(name, META))
 
 
 def test_the_ledger_by_hand() -> None:

@@ -73,7 +73,8 @@ def evaluate(
     Example: discern evaluate runs/first --suite blimp --data blimp/data
 
     Returns:
-        The metrics by name; for a fine-tuned model `metric`, `score`, `metrics` and `loss`.
+        The metrics by name, and `hours`, `cost` and `energy_joules` of a run, as far as they are known; for a fine-tuned model
+        `metric`, `score`, `metrics` and `loss`.
 
     Raises:
         ConfigError, DataError: the model or the data is not suitable.
@@ -101,8 +102,9 @@ def evaluate(
         )
     refuse_together("a model that is not fine-tuned", {"--task": task is not None, "--seed": seed is not None})
     from discern.pretraining.evaluate import evaluate as run
+    from discern.report.run_page import spent
 
-    return run(
+    return spent(folder) | run(
         folder,
         data=path_of(data),
         sequences=sequences,
@@ -175,16 +177,16 @@ def report(
     Example: discern report runs/first --out first.html
 
     Returns:
-        `out`, the page, and its size in `bytes`.
+        `out`, the page, and its size in `bytes`; `hours`, `cost` and `energy_joules` of a run, as far as they are known.
 
     Raises:
         DataError: the folder is neither a run nor a fine-tuned model.
     """
-    from discern.report.run_page import report as write_report
+    from discern.report.run_page import report as write_report, spent
 
     _, warn = listening(progress)
     page = write_report(Path(run), path_of(out), warn=warn)
-    return {"out": page, "bytes": page.stat().st_size}
+    return {"out": page, "bytes": page.stat().st_size, **spent(Path(run))}
 
 
 @verb("Compare and diagnose", nproc=True)
@@ -197,7 +199,7 @@ def bench(
     device: Annotated[
         str,
         option(
-            "Device to use: auto, cpu, cuda, cuda:1, ...; meta: run nothing, and compute FLOPs and memory from the shapes alone.",
+            "Device to use: auto, cpu, cuda, cuda:1, mps; meta: run nothing, and compute FLOPs and memory from the shapes alone.",
             "NAME",
         ),
     ] = "auto",
@@ -371,6 +373,20 @@ def config_diff(
         for key, first, second in differences(left, right)
     ]
     return {"left": left, "right": right, "differences": rows}
+
+
+@verb("Train", name="config schema")
+def config_schema() -> dict[str, Any]:
+    """Print the JSON schema of configuration files, by which editors complete and check them. It is for pre-training only.
+
+    Example: discern config schema > discern.schema.json
+
+    Returns:
+        The schema, draft 2020-12.
+    """
+    from discern.training.config import pretrain_schema
+
+    return pretrain_schema()
 
 
 @verb("Train", name="config presets")

@@ -152,7 +152,7 @@ class TextClassifier(ClassifierMixin, _TextEstimator):  # type: ignore[misc]
         seeds: number of seeds to train; the best on the held-out texts is used.
         tokenizer: tokenizer of a preset, which has none of its own.
         untrained: start from random weights instead of the model's.
-        device: 'auto', 'cpu', 'cuda', 'cuda:1', ...
+        device: 'auto', 'cpu', 'cuda', 'cuda:1' or 'mps'.
         out: output folder, for `discern predict`, `report` and `export`; None: only in memory.
         progress: listener, see `discern.progress.Progress`; None: the progress of the command, on stderr.
 
@@ -235,8 +235,7 @@ class TextRegressor(RegressorMixin, _TextEstimator):  # type: ignore[misc]
     _label_kind = "number"
 
     def _labels(self, y: Any) -> list[Any]:
-        numbers: list[Any] = np.asarray(y).tolist()
-        return numbers
+        return np.asarray(y).tolist()  # type: ignore[no-any-return]
 
     def predict(self, X: Any) -> np.ndarray:  # noqa: N803
         """(N,) a number for each text."""

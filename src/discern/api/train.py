@@ -30,6 +30,7 @@ from discern.api.verb import (
     refuse_together,
     verb,
 )
+from discern.config.schema import toml_value
 from discern.errors import ConfigError
 from discern.storage.files import check_apart
 
@@ -286,6 +287,14 @@ def pretrain(
         PathLike | None,
         option(f"Start from the weights of a run, an export, or {FOREIGN}; no preset is needed then.", "MODEL"),
     ] = None,
+    teacher: Annotated[
+        PathLike | None,
+        option(
+            "With objective mlm or hybrid: also learn how this larger model with the same tokenizer predicts the masked words; a "
+            f"run, an export, or {FOREIGN}.",
+            "MODEL",
+        ),
+    ] = None,
     resume: Resume = "auto",
     dry_run: Annotated[bool, option("Show the estimated cost and what differs from the preset; train nothing.")] = False,
     data_temperature: DataTemperature = None,
@@ -295,6 +304,14 @@ def pretrain(
             "Continue a run with schedule 'wsd' or 'constant' in the new folder --out, and decay its learning rate to zero over "
             "optimizer.decay_steps steps. RUN means its newest checkpoint; RUN/checkpoints/step-... selects another one.",
             "RUN",
+        ),
+    ] = None,
+    push_checkpoints: Annotated[
+        str | None,
+        advanced(
+            "Push checkpoints to this repository of the Hugging Face Hub while training, each as revision step-N, and the last "
+            "one also as main (see 'discern export --push'). A checkpoint is skipped if the one before is still being pushed.",
+            "USER/NAME",
         ),
     ] = None,
     device: Device = "auto",
@@ -310,6 +327,8 @@ def pretrain(
     Example: discern pretrain --preset electra-small --data DATA=0.7 --data GENERAL=0.3 --out RUN
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
+
+    Example: discern pretrain --preset modern-cpu --teacher LARGE --data DATA --out RUN --set objective.name=mlm
 
     Example: discern pretrain --decay-from RUN --data DATA --out DECAYED --set optimizer.decay_steps=2000
 
@@ -330,7 +349,11 @@ def pretrain(
         "data": _sources(data),
         "out": Path(out),
         "preset": preset,
-        "overrides": (*_temperature(data_temperature), *overrides_of(settings)),
+        "overrides": (
+            *_temperature(data_temperature),
+            *(() if teacher is None else (f"objective.teacher={toml_value(str(model_folder(teacher, listener)))}",)),
+            *overrides_of(settings),
+        ),
         "resume": resume,
         "init_from": None if init_from is None else model_folder(init_from, listener),
         "decay_from": path_of(decay_from),
@@ -343,7 +366,12 @@ def pretrain(
             return {}
         estimated = estimate(planned, device=device, processes=processes)
         return {**estimated.values, "summary": estimated.text}
-    return pretraining.pretrain(**options, device=device, progress=listener) or {}
+    if push_checkpoints is None:
+        return pretraining.pretrain(**options, device=device, progress=listener) or {}
+    from discern.model_files.hub import pushed_checkpoints
+
+    with pushed_checkpoints(Path(out), push_checkpoints, listener.note):
+        return pretraining.pretrain(**options, device=device, progress=listener) or {}
 
 
 @verb("Train", nproc=True)
@@ -471,6 +499,21 @@ def finetune(
         ),
     ] = None,
     data: Annotated[Paths | None, option("Folder of the task's files, one for each task.", "DIR")] = None,
+    for_: Annotated[
+        Literal["cross-encoder"] | None,
+        option("Train a head that transformers has, to score pairs of texts with sentence-transformers.", None, "--for"),
+    ] = None,
+    teacher: Annotated[
+        PathLike | None,
+        option(
+            "Also learn the outputs of a larger fine-tuned model: of 'discern finetune', or any sequence classifier that "
+            "transformers loads (folder or name on the Hub).",
+            "MODEL",
+        ),
+    ] = None,
+    unlabeled: Annotated[
+        PathLike | None, option("With --teacher: further texts, which it labels; a table, or one text per line.", "FILE")
+    ] = None,
     seeds: Annotated[int, option("Number of random seeds to train with; reports median and spread.", "N", min=1)] = 1,
     settings: Settings = None,
     label_separator: Annotated[str | None, advanced("Mark between several labels in one cell, such as ';'.", "MARK")] = None,
@@ -509,6 +552,8 @@ def finetune(
 
     Example: discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
 
+    Example: discern finetune SMALL --train reviews.csv --text review --label stars --teacher LARGE --unlabeled more.txt --out OUT
+
     Returns:
         The content of results.json: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds`, `baselines` and others.
 
@@ -522,7 +567,7 @@ def finetune(
 
     listener, _ = listening(progress)
     folders = [Path(each) for each in listed(data)]
-    reads = (Path(model), path_of(train), path_of(dev), *folders)
+    reads = (Path(model), path_of(train), path_of(dev), path_of(teacher), path_of(unlabeled), *folders)
     for option_, folder in (("--out", path_of(out)), ("--submission", path_of(submission))):
         if folder is not None:
             check_apart(folder, *reads, option=option_)
@@ -530,12 +575,18 @@ def finetune(
     files |= {"label_separator": label_separator, "words": words, "tags": tags}
     files |= {"question": question, "context": context, "answer": answer}
     tasks, own = requested_tasks(listed(task), folders, files)
+    given = {"purpose": for_, "teacher": teacher, "unlabeled": unlabeled}
     return run(
         str(model),
         out=Path(out),
         tasks=tasks,
         config=path_of(config),
-        overrides=(*own, *(("finetune.rate_search=true",) if sweep_rates else ()), *overrides_of(settings)),
+        overrides=(
+            *own,
+            *(("finetune.rate_search=true",) if sweep_rates else ()),
+            *(f"finetune.{name}={toml_value(str(value))}" for name, value in given.items() if value is not None),
+            *overrides_of(settings),
+        ),
         recipe=recipe,
         seeds=seeds,
         untrained=untrained,

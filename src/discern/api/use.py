@@ -34,7 +34,7 @@ from discern.api.verb import (
     verb,
 )
 from discern.errors import ConfigError
-from discern.storage.files import check_apart, check_output
+from discern.storage.files import check_output
 
 Task = Annotated[str | None, option("Task to use, if the fine-tuned model has several.", "NAME")]
 Seed = Annotated[int | None, advanced("Seed of a fine-tuned model whose weights are used (default: the best).", "N")]
@@ -507,7 +507,7 @@ def export(
         argument(
             "MODEL",
             "Folder of a run, whose newest intact checkpoint is exported, or a folder written by 'discern finetune', 'discern "
-            "import' or 'discern export'.",
+            "import' or 'discern export', or its name on the Hub.",
         ),
     ],
     *,
@@ -538,6 +538,16 @@ def export(
     all_networks: Annotated[
         bool, advanced("Also export the generator, to a subfolder, so that 'discern evaluate' accepts DIR.")
     ] = False,
+    push_to_hub: Annotated[
+        str | None,
+        option(
+            "Also upload DIR to this repository of the Hugging Face Hub, after 'hf auth login' (needs discern-nlp[hf]). A new "
+            "repository is private; its settings on the Hub make it public. REVISION is a branch, in which {step} stands for the "
+            "step.",
+            "USER/NAME[@REVISION]",
+            "--push",
+        ),
+    ] = None,
     seed: Seed = None,
     pooling: Annotated[
         Literal["mean", "mean-all", "cls"] | None,
@@ -575,8 +585,11 @@ def export(
 
     Example: discern export runs/first --out served --onnx --int8 --max-loss 0.01
 
+    Example: discern export runs/first --out my-encoder --push USER/NAME
+
     Returns:
-        `out`, the folder, and `architecture`, the class of transformers that loads it, `parameters`, `bytes` and others.
+        `out`, the folder, and `architecture`, the class of transformers that loads it, `parameters`, `bytes` and others; `pushed`
+        is its address on the Hugging Face Hub.
 
     Raises:
         ConfigError, DataError: the model has no such network or task, or `out` is not an earlier export.
@@ -587,11 +600,10 @@ def export(
     from discern.model_files.serving import Serving
 
     listener, warn = listening(progress)
-    check_apart(Path(out), Path(model), path_of(compare_on))
     texts = path_of(compare_on)
     forms = as_, sentence_transformers, pooling, normalize, onnx, int8, max_loss, texts, labeled_examples
     done = run(
-        Path(model),
+        model_folder(model, listener),
         out=Path(out),
         network=network,
         all_networks=all_networks,
@@ -599,6 +611,7 @@ def export(
         seed=seed,
         precision=precision,
         serving=Serving(*forms),
+        push_to_hub=push_to_hub,
         progress=listener,
         warn=warn,
     )
@@ -651,7 +664,6 @@ def import_model(
     from discern.model_files.import_ import import_model as run
 
     listener, warn = listening(progress)
-    paths = [Path(each) for each in listed(sources)]
-    check_apart(Path(out), *paths)
+    paths = [model_folder(each, listener) for each in listed(sources)]
     done = run(paths, out=Path(out), tokenizer=path_of(tokenizer), lowercase=lowercase, heads=heads, progress=listener, warn=warn)
     return done.values()

@@ -44,7 +44,10 @@ class Console:
         self.json_output = json_output
         self._out, self._err = _terminal(stderr=False), _terminal(stderr=True)
         self._display = Display(self._err)
-        self._speaks = not trains or _is_first()
+        is_first = True
+        with suppress(ConfigError):  # reported later
+            is_first = rank_environment().rank == 0
+        self._speaks = not trains or is_first
         self.progress: Progress = Listener(self._display) if self._speaks else Silent()
 
     @property
@@ -142,14 +145,6 @@ def command(*, json_output: bool, trains: bool = False) -> Iterator[Console]:
 
 def _terminate(number: int, _frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _is_first() -> bool:
-    """Whether this process is the first of several, which prints."""
-    try:
-        return rank_environment().rank == 0
-    except ConfigError:  # reported later
-        return True
 
 
 def print_error(message: str, hint: str | None = None) -> None:

@@ -247,6 +247,9 @@ def _task_lines(entry: Result, seeds: int) -> list[str]:
             f"({examples}); mean {entry['mean']:.4f}{spread}, best {entry['best']:.4f}"
         ]
     lines += [f"  {name:<26} {value:.4f}" for name, value in entry["metrics"].items() if name != entry["metric"]]
+    if teacher := entry.get("teacher"):
+        further = f", which labeled {counted(teacher['unlabeled_examples'], 'further text')}"
+        lines.append(f"  teacher {teacher['model']}: {teacher['score']:.4f}{further if teacher['unlabeled_examples'] else ''}")
     lines += baseline_lines(entry)
     if entry.get("selected_on") == entry["split"]:
         lines.append(f"  the weights of each seed were selected on {entry['split']}, so its scores are slightly optimistic")
@@ -300,6 +303,10 @@ def config_diff(console: Console, result: Result, options: Result) -> None:
     ]
     table = columns(("key", result["left"], result["right"]), rows)
     console.result(result, text=table if rows else f"{result['left']} and {result['right']} are the same")
+
+
+def config_schema(console: Console, result: Result, options: Result) -> None:
+    console.records([result])  # JSON in any case
 
 
 FIRST_PRESETS = ("modern-cpu", "gpu-minutes", "electra-small")

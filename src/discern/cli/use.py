@@ -121,6 +121,7 @@ def export(console: Console, result: Result, options: Result) -> None:
         )
         if parity["scores"]:
             lines.append(f"  {parity['metric']}: {parity['scores']['onnx']:.4f}, of the model {parity['scores']['torch']:.4f}")
+    lines += [f"  pushed to {result['pushed']}"] if "pushed" in result else []
     lines.append(_LICENSE)
     if task is None:
         tried = [f"evaluate {quoted} --data DATA"] if len(result["networks"]) > 1 else []

@@ -27,7 +27,6 @@ from discern.finetuning.run import finetune
 from discern.model_files.export import export
 from discern.model_files.finetuned import MODEL_FILE
 from discern.model_files.run import CHECKPOINTS, CONFIG_FILE, read_record, vocabulary_of
-from discern.pretraining.bench import processor_name
 from discern.pretraining.estimate import estimate
 from discern.pretraining.resume import MAY_CHANGE, meta_objective
 from discern.pretraining.run import open_run, plan as plan_run, pretrain
@@ -38,6 +37,7 @@ from discern.storage.checksums import Record, read_json, remove_recorded, write_
 from discern.storage.files import OutputFolder, alone_in, cannot_write, held, write_text
 from discern.training import checkpoint
 from discern.training.config import read_written_config, step_sizes
+from discern.training.device import best_device, device_name, processor_name
 from discern.training.distributed import join_ranks
 from discern.training.flops import run_flops
 from discern.training.metrics import held_out_metrics, read_metrics
@@ -320,7 +320,15 @@ def _take(units: Sequence[Unit], unit: Unit, label: str, progress: Progress) -> 
             if not unit.is_finished:
                 progress.note(label)
                 _do(units, unit, progress)
-            _tidy(unit)
+            # Delete what is not to be kept
+            keep = unit.plan.config.keep
+            if keep == "results" and unit.work.is_dir():
+                shutil.rmtree(unit.work)
+            elif keep == "encoder":
+                for weights in unit.work.glob(f"tasks/*/seed-*/{MODEL_FILE}"):
+                    remove_recorded([weights])
+                if unit.encoder.is_dir():
+                    shutil.rmtree(unit.checkpoints_of, ignore_errors=True)
         return mine
 
 
@@ -387,7 +395,10 @@ def _pretrain(units: Sequence[Unit], unit: Unit, progress: Progress) -> dict[str
     last = records[-1] if records else {"step": 0}
     sizes = step_sizes(config.train, config.data)
     spent = run_flops(meta_objective(config, vocabulary_of(plan.data)), config.train.max_steps, sizes).after(last["step"])
-    accelerator = {"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}
+    accelerator = {"accelerator": device_name(torch.device(best))} if (best := best_device()) != "cpu" else {}
+    # What the page draws of the metrics log: about 200 records at most, and those with held-out metrics
+    interval, drawn = max(1, len(records) // _POINTS), ("step", "tokens", "seconds", "flops", "loss", "_accuracy", "_auc")
+    curve = [record for number, record in enumerate(records) if number % interval == 0 or held_out_metrics(record)]
     return {
         **failure,
         "machine": {"processor": processor_name(), "cores": os.cpu_count(), **record["arithmetic"], **accelerator},
@@ -399,32 +410,8 @@ def _pretrain(units: Sequence[Unit], unit: Unit, progress: Progress) -> dict[str
         "flops": spent.executed,
         "flops_paper_convention": spent.paper,
         "held_out": held_out_metrics(last),
-        "curve": _curve(records),
+        "curve": [{key: value for key, value in record.items() if key.endswith(drawn)} for record in curve],
     }
-
-
-def _curve(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The records of a metrics log that the page draws: about 200 at most, including those with held-out metrics."""
-    interval, drawn = max(1, len(records) // _POINTS), ("step", "tokens", "seconds", "flops", "loss", "_accuracy", "_auc")
-    return [
-        {key: value for key, value in record.items() if key.endswith(drawn)}
-        for number, record in enumerate(records)
-        if number % interval == 0 or held_out_metrics(record)
-    ]
-
-
-def _tidy(unit: Unit) -> None:
-    """Delete what is not to be kept of a finished unit."""
-    keep = unit.plan.config.keep
-    if keep == "all" or not unit.work.is_dir():
-        return
-    if keep == "results":
-        shutil.rmtree(unit.work)
-        return
-    for weights in unit.work.glob(f"tasks/*/seed-*/{MODEL_FILE}"):
-        remove_recorded([weights])
-    if unit.encoder.is_dir():
-        shutil.rmtree(unit.checkpoints_of, ignore_errors=True)
 
 
 def read_result(folder: Path) -> dict[str, Any]:

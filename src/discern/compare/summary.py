@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from discern.compare.run import Unit
 
 FORMAT = 1
-MEAN = "mean"
-"""Name of the column with the mean over all tasks."""
-
 _EXACT_UP_TO = 200_000  # partitions of the seeds; if there are more, this many are drawn at random
 _COSTS = ("steps", "flops", "flops_paper_convention", "seconds", "tokens", "positions")
 # Units of the budget. 'tokens' counts positions, because padding costs as much as tokens; `tokens` in a row excludes padding.
@@ -80,7 +77,7 @@ def _row(plan: ComparisonPlan, run: PlannedRun, units: Sequence[Unit]) -> dict[s
         columns = zip(*(score["values"] for score in scores.values()), strict=True)
         means = [None if None in column else fmean(column) for column in columns]
         mean = {"metric": "mean of the headlines", "split": None, "examples": None, **_spread(means)}
-        scores = {MEAN: mean, **scores}
+        scores = {"mean": mean, **scores}
 
     return {
         "name": run.name,

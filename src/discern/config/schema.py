@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
 from itertools import pairwise
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tomli_w
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, create_model
 from pydantic.fields import FieldInfo
+from pydantic.json_schema import GenerateJsonSchema
 
 NONE = "none"
 """How an empty value is written in a configuration; TOML has no null."""
@@ -163,6 +167,20 @@ def diff(left: BaseModel, right: BaseModel) -> list[tuple[str, Any, Any]]:
     first, second = flatten(left), flatten(right)
     keys = {**first, **second}
     return [(key, a, b) for key in keys if (a := first.get(key, ABSENT)) != (b := second.get(key, ABSENT))]
+
+
+def json_schema(root: type[BaseModel], variants: Mapping[str, Variant]) -> dict[str, Any]:
+    """The JSON schema of a file of settings, draft 2020-12. It has no required keys, because a file may extend another."""
+    sections: dict[str, Any] = {name: (field.annotation, {}) for name, field in root.model_fields.items()}
+    for name, variant in variants.items():
+        models = [
+            create_model(f"{name}: {value}", __base__=variant.model(value), **{variant.key: (Literal[value], value)})  # type: ignore[call-overload]
+            for value in variant.known()
+        ]
+        sections[name] = (reduce(or_, models), {})
+    whole: Any = create_model("Settings", __base__=Section, extends=(str, ""), **sections)
+    text = json.dumps({"$schema": GenerateJsonSchema.schema_dialect, **whole.model_json_schema()})
+    return json.loads(text.replace('{"type": "null"}', f'{{"const": "{NONE}"}}'))  # type: ignore[no-any-return]
 
 
 def _fraction_or_step(value: float) -> float:

@@ -84,11 +84,19 @@ def demo(out: Path, minutes: float, overrides: Sequence[str], progress: Progress
         seconds[stage] = round(time.perf_counter() - since, 1)
 
     with timed("collect"):
-        records = _collect(out, progress)
+        corpus, folder = out / "text.jsonl", OutputFolder(out)
+        if not corpus.is_file():
+            folder.refuse_others({corpus.name, CHECKSUMS_NAME}, "demonstration")
+            folder.make(shared=True)
+            progress.start("reading documentation", CHARACTERS, "characters")
+            records = collect(CHARACTERS, progress.advance)
+            progress.finish()
+            write_lines(corpus, records)
+        records = read_lines(corpus, hint=f"remove {corpus}, and the text is collected again")
     with timed("prepare"):
         if not data.exists():
             choice = TokenizerChoice(train="wordpiece", vocab_size=VOCABULARY, lowercase=True)
-            prepare([str(out / "text.jsonl")], out=data, tokenizer=choice, progress=progress)
+            prepare([str(corpus)], out=data, tokenizer=choice, progress=progress)
     with timed("pretrain"):
         hours = f"train.max_hours={minutes / 60:.6f}"
         pretrain(data=data, out=run, preset="demo", overrides=(hours, *overrides), progress=progress)
@@ -130,19 +138,6 @@ def demo(out: Path, minutes: float, overrides: Sequence[str], progress: Progress
         "report": str(page),
         "seconds_by_stage": seconds,
     }
-
-
-def _collect(out: Path, progress: Progress) -> list[dict[str, str]]:
-    """Write the corpus, unless it exists; returns its documents."""
-    corpus, folder = out / "text.jsonl", OutputFolder(out)
-    if not corpus.is_file():
-        folder.refuse_others({corpus.name, CHECKSUMS_NAME}, "demonstration")
-        folder.make(shared=True)
-        progress.start("reading documentation", CHARACTERS, "characters")
-        records = collect(CHARACTERS, progress.advance)
-        progress.finish()
-        write_lines(corpus, records)
-    return read_lines(corpus, hint=f"remove {corpus}, and the text is collected again")
 
 
 def _with_random_words(data: Path) -> list[tuple[str, Span]]:

@@ -38,6 +38,7 @@ from discern.model_files.run import build_objective, load_run
 from discern.pretraining.evaluate import change_since
 from discern.pretraining.run import heldout_stream, training_stream
 from discern.progress import Progress
+from discern.training.device import gpu_names
 from discern.training.distributed import Ranks, choose_device
 from discern.training.evaluation import EVALUATION_SEED, evaluate
 from discern.training.metrics import read_metrics
@@ -139,7 +140,7 @@ def _machine() -> _Diagnosis:
         "torch": torch.__version__,
         "system": platform.platform(),
         "kernels": loaded.reason,
-        "devices": [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())],
+        "devices": gpu_names(),
     }
     if torch.version.cuda is not None and not facts["devices"]:
         facts["torch_build"] = f"for CUDA {torch.version.cuda}, but there is no GPU; the CPU build saves 5 GB: {CPU_TORCH}"

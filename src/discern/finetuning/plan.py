@@ -9,6 +9,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from discern.config.resolve import resolve
 from discern.data.tokenizer import load_tokenizer, special_tokens
 from discern.data.tokenizer.tokens import UnknownTokens
@@ -58,6 +60,8 @@ class TaskData:
         evaluated: labeled splits that are scored, by name, `dev_name` first.
         unlabeled: further splits that are only predicted, by name.
         notes: messages about the files, one per line.
+        taught: texts that the teacher labeled, whose rows follow those of `train.examples` in its features.
+        teacher: name and score of the teacher; None: there is none.
     """
 
     definition: Definition[Any]
@@ -68,14 +72,18 @@ class TaskData:
     unlabeled: dict[str, Split]
     notes: tuple[str, ...]
     files: dict[str, str]
+    taught: tuple[Any, ...] = ()
+    teacher: dict[str, Any] | None = None
 
     @cached_property
     def digests(self) -> dict[str, str]:
         """A hash of the examples of each split, by name, which shows whether a file has changed."""
         digests = {}
-        for name, split in {"train": self.train, **self.evaluated, **self.unlabeled}.items():
+        splits = {"train": self.train, **self.evaluated, **self.unlabeled}
+        examples = {name: split.examples for name, split in splits.items()} | ({"unlabeled": self.taught} if self.taught else {})
+        for name, each in examples.items():
             digest = hashlib.sha256()
-            for example in split.examples:
+            for example in each:
                 digest.update(repr(example).encode("utf-8", "replace") + b"\0")
             digests[name] = digest.hexdigest()
         return digests
@@ -403,11 +411,19 @@ def own_task(given: Mapping[str, Any], warn: Callable[[str], None]) -> TaskFiles
 
 
 def read_rows(
-    loaded: LoadedEncoder, settings: ResolvedSettings, out: Path, progress: Progress, *, debug: bool, submits: bool
+    loaded: LoadedEncoder,
+    settings: ResolvedSettings,
+    out: Path,
+    progress: Progress,
+    device: torch.device,
+    *,
+    debug: bool,
+    submits: bool,
 ) -> FinetunePlan:
     """Read, check and encode all files, and fix the length of the training. Writes nothing.
 
     Args:
+        device: device that a teacher runs on.
         submits: also read the test files of GLUE, for a submission.
 
     Raises:
@@ -431,6 +447,10 @@ def read_rows(
             submits=submits,
         )
         _note_data(data[name], text, progress)
+        if finetune.teacher is not None:
+            from discern.finetuning.distillation import teach
+
+            data[name] = teach(data[name], text, finetune, device, progress)
     rows = sum(len(task.train.features) for task in data.values())
     classes = all(each.task.labels.kind == "single" for each in data.values())
     pairs = any(each.task.labels.pairs for each in data.values())

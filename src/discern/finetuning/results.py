@@ -39,7 +39,7 @@ from discern.model_files.finetuned import (
 from discern.progress import Progress
 from discern.storage.checksums import CHECKSUMS_NAME, read_lines, read_text, verify_folder, write_json, write_recorded
 from discern.storage.files import OutputFolder, cannot_write
-from discern.tasks.base import Prediction, Task
+from discern.tasks.base import Prediction, Predictions, Task
 from discern.tasks.baselines import BaselineScore, best_baseline, measure_baselines
 from discern.tasks.metrics import interval, paired
 from discern.training.distributed import Ranks, check_ranks
@@ -231,9 +231,8 @@ def _of_task(
     out: Path, data: TaskData, scores: Mapping[int, dict[str, Any]], baselines: Sequence[BaselineScore]
 ) -> dict[str, Any]:
     name, metric = data.task.name, data.task.metrics[0]
-    entries = {seed: record["tasks"].get(name) for seed, record in scores.items()}
-    values = {seed: entry[metric] for seed, entry in entries.items() if entry}
-    evaluated = [entry for entry in entries.values() if entry]
+    entries = {seed: entry for seed, record in scores.items() if (entry := record["tasks"].get(name))}
+    values = {seed: entry[metric] for seed, entry in entries.items()}
     reasons = {seed: record.get("failure") or record.get("failures", {}).get(name) for seed, record in scores.items()}
     split = data.evaluated[data.dev_name]
     predictions: list[Prediction] = []
@@ -247,10 +246,11 @@ def _of_task(
         "metric": metric,
         "split": data.dev_name,
         "train_examples": len(data.train.examples),
+        **({} if data.teacher is None else {"teacher": data.teacher | {"unlabeled_examples": len(data.taught)}}),
         "examples": len(split.examples),
         **spread(list(values.values())),
         "scores": [values.get(seed) for seed in scores],
-        "metrics": {key: statistics.median(entry[key] for entry in evaluated) for key in (evaluated[0] if evaluated else ())},
+        "metrics": {key: statistics.median(entry[key] for entry in entries.values()) for key in next(iter(entries.values()), ())},
         **compare(data.task, split.examples, predictions, baselines),
         "failed_seeds": {str(seed): reason for seed, reason in reasons.items() if reason},
         "retried_seeds": {
@@ -313,7 +313,7 @@ def measured_baselines(data: Mapping[str, TaskData], progress: Progress) -> dict
 
 
 def compare(
-    task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction], baselines: Sequence[BaselineScore]
+    task: Task[Any], examples: Sequence[Any], predictions: Predictions, baselines: Sequence[BaselineScore]
 ) -> dict[str, Any]:
     """The 95 % `interval` of the headline metric (None for many examples), and the comparison with the baselines.
 

@@ -38,6 +38,7 @@ from discern.storage.checksums import read_json, remove_recorded, write_json, wr
 from discern.storage.files import OutputFolder, check_apart
 from discern.tasks.features import TaskRowsInOrder, TaskStream
 from discern.tasks.supervised import (
+    Distillation,
     SupervisedObjective,
     fit_few_shot,
     fit_ngrams,
@@ -131,7 +132,7 @@ def finetune(
         for name, folder, resolved in zip(combinations, folders, settings, strict=True):
             if name:
                 progress.note(f"sweep: {name}")
-            plan = read_rows(loaded, resolved, folder, progress, debug=debug, submits=submits)
+            plan = read_rows(loaded, resolved, folder, progress, ranks.device, debug=debug, submits=submits)
             plan = replace(plan, seeds=seeds, baselines=baselines, overwrite=overwrite)
             check_ranks_agree(plan, ranks)
             runs.append((name, plan, train_seeds(plan, ranks, progress)))
@@ -365,9 +366,15 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
     for module in encoder.modules():
         if isinstance(module, Dropout):
             module.probability = finetuning.dropout
+    states = next(iter(plan.data.values())).train.features.targets.get("teacher_state")
+    distillation = None
+    if isinstance(states, np.ndarray):
+        weights = finetuning.teacher_weight, finetuning.temperature, finetuning.states_weight
+        distillation = Distillation(*weights, width=states.shape[1])
     return supervised(
         encoder,
         {name: data.task for name, data in plan.data.items()},
+        distillation=distillation,
         dropout=finetuning.dropout,
         reduction=finetuning.reduction,
         frame=finetuning.frame,
@@ -404,6 +411,7 @@ def evaluate(plan: FinetunePlan, trained: TrainedNetwork, folder: Path, progress
     if diverged is not None:
         scores |= {"tasks": {}, "failure": f"diverged: {diverged}"}
     if writes and diverged is None:
+        trained.objective.projections.clear()
         write_weights(folder, trained.objective)
     elif writes:
         # Files of an earlier attempt, or of the splits before the one whose outputs were not finite.

@@ -129,6 +129,11 @@ class FinetuneSection(Section):
         description="Number of layers of the encoder that are kept, counted from the embeddings (default: all). For text "
         "embeddings, the last layers of a small encoder may reduce quality (docs/howto/embeddings.md).",
     )
+    purpose: Literal["cross-encoder"] | None = Field(
+        None,
+        description="What the model is for. 'cross-encoder': other software that scores pairs of texts; task.pooling and "
+        "task.words then default to what transformers has.",
+    )
     reduction: Literal["mean", "sum"] = Field(
         "mean",
         description="Reduction of the loss over a batch. 'mean': mean over the items of each task, weighted by its share of the "
@@ -154,6 +159,26 @@ class FinetuneSection(Section):
     )
     patience: int = Field(0, ge=0, description="Stop after this many evaluations without a better score; 0: never.")
     train_rows: int | None = Field(None, ge=1, description="Number of training examples, sampled at random (default: all).")
+    teacher: str | None = Field(
+        None,
+        description="Fine-tuned model (folder or name on the Hub) whose outputs are learned besides the labels: one of discern, "
+        "or any sequence classifier that transformers loads. For classes and numbers.",
+    )
+    unlabeled: Path | None = Field(
+        None, description="Further texts, in columns as those of the training file, or one per line; the teacher labels them."
+    )
+    teacher_weight: float = Field(
+        0.5, ge=0, le=1, description="Share of the teacher's outputs in the loss; the labels have the rest."
+    )
+    temperature: float = Field(
+        2.0, gt=0, description="Divisor of the logits of teacher and student, for classes. Hinton et al. 2015."
+    )
+    states_weight: float = Field(
+        0.0,
+        ge=0,
+        description="Factor of an additional loss: 1 minus the cosine between the mean state of a row, after a linear layer, and "
+        "that of the teacher; 0: none.",
+    )
 
 
 class FinetuneConfig(Section):
@@ -272,14 +297,20 @@ def load_finetune_config(
     kind = create_model("FinetuneConfig", __base__=FinetuneConfig, **sections)
     # Unless a recipe or a length is given, the length is fitted to the data.
     fitted = recipe == "auto" and not _LENGTHS & given.keys()
-    defaults = _defaults(definitions, model, recipe, encoder, fitted=fitted)
+    defaults = _defaults(definitions, model, recipe, encoder, fitted=fitted, elsewhere="finetune.purpose" in given)
     resolved: Resolved[FinetuneConfig] = resolve(kind, defaults | given, adjust=limit_micro_batch)
     _check(resolved.config, definitions)
     return resolved
 
 
 def _defaults(
-    definitions: Sequence[Definition[Any]], model: ModelConfig, recipe: Recipe, encoder: type[Encoder], *, fitted: bool
+    definitions: Sequence[Definition[Any]],
+    model: ModelConfig,
+    recipe: Recipe,
+    encoder: type[Encoder],
+    *,
+    fitted: bool,
+    elsewhere: bool,
 ) -> Settings:
     """The settings of the recipe for a network of this size, then the defaults of the tasks, then those of the encoder."""
     width = model.hidden_size
@@ -333,6 +364,8 @@ def _defaults(
                 suggest(f"recipe {recipe}", {f"{prefix}pooling": "cls"})
             elif fitted and model.smaller_than_electra_small:
                 suggest(f"recipe {recipe}, {size}", {f"{prefix}pooling": "pair", f"{prefix}words": True})
+            if elsewhere:
+                suggest("finetune.purpose", {f"{prefix}pooling": encoder.architecture.poolings[0], f"{prefix}words": False})
         if alone and fitted and model.smaller_than_electra_small:
             suggest(f"recipe {recipe}, {size}", _SMALLER_BY_FAMILY.get(definition.family.family, {}))
         answers = issubclass(kind, QuestionConfig)
@@ -351,6 +384,14 @@ def _defaults(
 def _check(config: FinetuneConfig, definitions: Sequence[Definition[Any]]) -> None:
     """Raise a ConfigError for settings of the loop that fine-tuning does not support."""
     train, finetune = config.train, config.finetune
+    if finetune.teacher is None and finetune.unlabeled is not None:
+        raise ConfigError("finetune.unlabeled has texts for a teacher to label, but there is none", hint="add --teacher MODEL")
+    if finetune.teacher is not None and len(definitions) > 1:
+        raise ConfigError(f"a teacher teaches one task, but there are {len(definitions)}", hint="fine-tune on each alone")
+    if finetune.purpose and any(
+        "pair" not in each.layout.columns or not issubclass(each.family.Config, ClassificationConfig) for each in definitions
+    ):
+        raise ConfigError("a cross-encoder reads two texts", hint="name the second: --pair COLUMN, without --task pairs")
     if train.evaluate_every_steps == 0 and (finetune.keep == "best" or finetune.patience):
         raise ConfigError(
             f"finetune.{'keep=best' if finetune.keep == 'best' else 'patience'} needs evaluations during training, but "

@@ -305,7 +305,18 @@ def detect_texts(
             ("Threshold", f"{value:.3g} ({origin})"),
             ("Generator", "not part of the model" if detector.generator is None else "predicts every token"),
         ]
-        checked = _with_proposals(detector, on_page, progress)
+        proposals: Sequence[Sequence[PlaceProposals] | None] = [None] * len(on_page)
+        if detector.generator is not None:
+            ids = [encoding.ids for encoding in encode_texts(detector.tokenizer, [found.text for _, found in on_page])]
+            progress.start("predicting with the generator", sum(map(len, ids)), "tokens")
+            try:
+                proposals = propose(detector, detector.generator, ids, NUM_PROPOSALS, progress.advance)
+            finally:
+                progress.finish()
+        checked = [
+            CheckedText(f"{text.number}", found.text, found.offsets, found.replaced_probability, proposed)
+            for (text, found), proposed in zip(on_page, proposals, strict=True)
+        ]
         contents = render_detections(f"Which tokens look replaced: {name}", facts, checked, value, notes)
         with whole_file(page) as file:
             file.write(contents)
@@ -321,22 +332,6 @@ def detection_values(detection: Detection, threshold: float) -> dict[str, Any]:
         "marked": [probability >= threshold for probability in detection.replaced_probability],
         "threshold": threshold,
     }
-
-
-def _with_proposals(detector: Detector, texts: Sequence[tuple[InputText, Detection]], progress: Progress) -> list[CheckedText]:
-    """Texts as the page shows them, with the predictions of the generator if there is one."""
-    proposals: Sequence[Sequence[PlaceProposals] | None] = [None] * len(texts)
-    if detector.generator is not None:
-        ids = [encoding.ids for encoding in encode_texts(detector.tokenizer, [found.text for _, found in texts])]
-        progress.start("predicting with the generator", sum(map(len, ids)), "tokens")
-        try:
-            proposals = propose(detector, detector.generator, ids, NUM_PROPOSALS, progress.advance)
-        finally:
-            progress.finish()
-    return [
-        CheckedText(f"{text.number}", found.text, found.offsets, found.replaced_probability, proposed)
-        for (text, found), proposed in zip(texts, proposals, strict=True)
-    ]
 
 
 def propose(
@@ -535,15 +530,14 @@ def calibrate(
         "corruption": corruption,
         "data_fingerprint": tokens.fingerprint,
     }
-    if not reached:
-        return {**values, "kept": None}
-    path = model / CALIBRATION_NAME
-    try:
-        write_json(path, {"format": CALIBRATION_FORMAT, **values, "head_fingerprint": head_fingerprint(detector.network)})
-    except OSError as problem:
-        warn(f"the threshold could not be stored in {path}: {problem.strerror}; give it by --threshold")
-        return {**values, "kept": None}
-    return {**values, "kept": path}
+    path, kept = model / CALIBRATION_NAME, None
+    if reached:
+        try:
+            write_json(path, {"format": CALIBRATION_FORMAT, **values, "head_fingerprint": head_fingerprint(detector.network)})
+            kept = path
+        except OSError as problem:
+            warn(f"the threshold could not be stored in {path}: {problem.strerror}; give it by --threshold")
+    return {**values, "kept": kept}
 
 
 # Evaluation, on sentences whose wrong words are marked

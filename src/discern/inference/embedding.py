@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -261,7 +261,23 @@ def vectors_file(out: Path, size: int) -> Iterator[Write]:
             yield lambda records: lines.writelines(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
     elif out.suffix == ".npy":
         with whole_binary_file(out) as file, vectors_file(_beside(out, "jsonl"), size) as write_texts:
-            yield from _npy(file, write_texts, size)
+            rows = 0
+
+            def write_header() -> None:
+                file.seek(0)
+                np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, size)})
+
+            def write(records: list[dict[str, Any]]) -> None:
+                nonlocal rows
+                rows += len(records)
+                file.write(np.array([record["vector"] for record in records], "<f4").tobytes())
+                write_texts([{"text": record["text"]} for record in records])
+
+            # The header, whose length does not depend on the number of rows, is written again at the end.
+            write_header()
+            yield write
+            write_header()
+            file.seek(0, 2)
     else:
         try:
             import pyarrow as arrow
@@ -272,26 +288,6 @@ def vectors_file(out: Path, size: int) -> Iterator[Write]:
         schema = arrow.schema([("text", arrow.string()), ("vector", arrow.list_(arrow.float32(), size))])
         with whole_binary_file(out) as file, parquet.ParquetWriter(file, schema) as writer:
             yield lambda records: writer.write_table(arrow.Table.from_pylist(records, schema))
-
-
-def _npy(file: BinaryIO, write_texts: Write, size: int) -> Iterator[Write]:
-    """float32, in C order. The header, whose length does not depend on the number of rows, is written again at the end."""
-    rows = 0
-
-    def write_header() -> None:
-        file.seek(0)
-        np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (rows, size)})
-
-    def write(records: list[dict[str, Any]]) -> None:
-        nonlocal rows
-        rows += len(records)
-        file.write(np.array([record["vector"] for record in records], "<f4").tobytes())
-        write_texts([{"text": record["text"]} for record in records])
-
-    write_header()
-    yield write
-    write_header()
-    file.seek(0, 2)
 
 
 def read_vectors(path: Path) -> tuple[dict[str, Any], Vectors, list[str]]:

@@ -57,8 +57,7 @@ class Filler(TextModel):
     def ids(self, text: str) -> list[int]:
         """The ids of a text whose masks are written as [MASK] or as the tokenizer itself spells them."""
         spelled = text.replace(MASK, special_names(self.tokenizer)["mask"])
-        ids: list[int] = self.reading.encode(spelled, add_special_tokens=False).ids
-        return ids
+        return self.reading.encode(spelled, add_special_tokens=False).ids
 
     def masks_in(self, text: str) -> int:
         """Number of masks in a text."""

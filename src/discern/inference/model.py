@@ -58,12 +58,10 @@ def model_of(opened: ModelFolder, place: str) -> Model:
     if isinstance(opened, FinetunedFolder):
         tuned = opened.task_model()
         # The settings of a model that was fine-tuned for text embeddings; the usual ones for other models.
-        configs = [task.config for task in tuned.objective.tasks.values() if isinstance(task.config, ContrastiveConfig)]
-        trained = [VectorSettings(config.pooling, normalize=True, trained=True) for config in configs]
+        configs = (task.config for task in tuned.objective.tasks.values() if isinstance(task.config, ContrastiveConfig))
+        trained = (VectorSettings(config.pooling, normalize=True, trained=True) for config in configs)
         reader = Reader(tuned.tokenizer, opened.max_length, tuned.objective.encoder.to(place))
-        model = Model(opened, reader, place, trained[0] if trained else VectorSettings())
-        model._task_models[None] = tuned
-        return model
+        return Model(opened, reader, place, next(trained, VectorSettings()))
     loaded = opened.encoder
     found = read_pooling(opened.folder, loaded.encoder.architecture.frame)
     stated = None if found is None else found.max_length
@@ -94,7 +92,6 @@ class Model:
         self.vectors = vectors
         self.reader = reader
         self._scorers: dict[str | None, TextScorer] = {}
-        self._task_models: dict[int | None, TaskModel] = {}
 
     def __repr__(self) -> str:
         return f"discern.load({str(self.path)!r}, device={self.device!r})"
@@ -107,7 +104,7 @@ class Model:
     @property
     def hidden_size(self) -> int:
         """D, the size of a vector."""
-        return self.reader.encoder.config.hidden_size
+        return self.reader.hidden_size
 
     @property
     def max_length(self) -> int:
@@ -221,14 +218,13 @@ class Model:
 
     def labels(self, task: str | None = None) -> tuple[str, ...]:
         """The classes or tags of a fine-tuned model, in the order of its outputs; empty if the task has none."""
-        return self.task_model(None).task(task).labels.names
+        return self.task_model().task(task).labels.names
 
     def task_model(self, seed: int | None = None) -> TaskModel:
         """The fine-tuned model of a seed, on the device; None: the best seed."""
-        if seed not in self._task_models:
-            self._task_models[seed] = self._opened.task_model(seed)
-        self._task_models[seed].objective.to(self.device)
-        return self._task_models[seed]
+        tuned = self._opened.task_model(seed)
+        tuned.objective.to(self.device)
+        return tuned
 
     @cached_property
     def _detector(self) -> Detector:

@@ -91,7 +91,10 @@ def predict(
         output_format = table.format
         if out is not None and TABLE_SUFFIXES.get(out.suffix.lower()) != output_format:
             raise ConfigError(f"{out} would be a {output_format} file, like {input}", hint=f"name it {out.stem}.{output_format}")
-        names = _new_columns(table, kind)
+        # The first names that the table does not have: "prediction", "prediction_2", ...
+        wanted = ("prediction",) if kind == "number" else ("prediction", "probability")
+        candidates = (tuple(f"{name}{suffix}" for name in wanted) for suffix in ("", *(f"_{number}" for number in range(2, 100))))
+        names = next(names for names in candidates if not set(names) & set(table.columns))
 
     def records() -> Iterator[dict[str, Any]]:
         nonlocal rows
@@ -292,13 +295,6 @@ def _has_word_per_line(task: Task[Any], path: Path, same_format: str | None, lay
 
 
 # Predictions as additional columns of the input table
-
-
-def _new_columns(table: Table, kind: str) -> tuple[str, ...]:
-    """Names of the columns of a prediction that the table does not have."""
-    wanted = ("prediction",) if kind == "number" else ("prediction", "probability")
-    candidates = (tuple(f"{name}{suffix}" for name in wanted) for suffix in ("", *(f"_{number}" for number in range(2, 100))))
-    return next(names for names in candidates if not set(names) & set(table.columns))
 
 
 def _values(prediction: Prediction, kind: str) -> tuple[Any, ...]:

@@ -18,7 +18,6 @@ from discern.kernels.build import load_kernels as load_kernels
 
 _switched_off: ContextVar[bool] = ContextVar("kernels_switched_off", default=False)
 _NAMES = {torch.float32: "float", torch.bfloat16: "half"}
-_KINDS: dict[type, Any] = {int: ctypes.c_int64, bool: ctypes.c_int64, float: ctypes.c_float}
 _OUTSIDE = 2
 
 
@@ -84,9 +83,9 @@ def call(name: str, dtype: torch.dtype, *arguments: Any) -> None:
 def _converted(argument: Any) -> Any:
     if isinstance(argument, Tensor):
         return ctypes.c_void_p(argument.data_ptr())
-    if argument is None:
-        return ctypes.c_void_p(None)
-    return _KINDS[type(argument)](argument) if type(argument) in _KINDS else argument
+    if isinstance(argument, float):
+        return ctypes.c_float(argument)
+    return ctypes.c_int64(argument) if isinstance(argument, int) else argument
 
 
 def bias_gelu(x: Float[Tensor, "... F"], bias: Float[Tensor, "F"] | None) -> Float[Tensor, "... F"]:
@@ -245,13 +244,13 @@ class _CrossEntropy(torch.autograd.Function):
 def gradient_norm(gradients: Sequence[Tensor]) -> float:
     """The joint Euclidean norm of tensors that are dense, float32 and on the CPU."""
     norm = ctypes.c_double()
-    call("norm_of", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), ctypes.byref(norm))
+    call("norm_of", torch.float32, _pointers(gradients), *_sizes(gradients), ctypes.byref(norm))
     return norm.value
 
 
 def scale_gradients(gradients: Sequence[Tensor], factor: float) -> None:
     """Multiply the gradients by a factor, in place."""
-    call("scale", torch.float32, _pointers(gradients), _sizes(gradients), len(gradients), float(factor))
+    call("scale", torch.float32, _pointers(gradients), *_sizes(gradients), float(factor))
     torch.autograd.graph.increment_version(gradients)
 
 
@@ -274,7 +273,7 @@ def adamw(
     parameters, _, *moments = lists
     beta1, beta2 = betas
     numbers = map(float, (rate, kept, 1 - beta1, beta2, 1 - beta2, root, epsilon))
-    call("adamw", torch.float32, *map(_pointers, lists), _sizes(parameters), len(parameters), *numbers)
+    call("adamw", torch.float32, *map(_pointers, lists), *_sizes(parameters), *numbers)
     torch.autograd.graph.increment_version(list(chain(parameters, *moments)))
 
 
@@ -288,8 +287,9 @@ def _pointers(tensors: Sequence[Tensor]) -> Any:
     return (ctypes.c_void_p * len(tensors))(*[tensor.data_ptr() for tensor in tensors])
 
 
-def _sizes(tensors: Sequence[Tensor]) -> Any:
-    return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors])
+def _sizes(tensors: Sequence[Tensor]) -> tuple[Any, int]:
+    """The number of elements of each, and the number of tensors."""
+    return (ctypes.c_int64 * len(tensors))(*[tensor.numel() for tensor in tensors]), len(tensors)
 
 
 def _like(bias: Tensor | None) -> Tensor | None:
@@ -364,10 +364,9 @@ class _Attention(torch.autograd.Function):
         ctx: Any,
         settings: tuple[int, int, float],
         drop: tuple[int, int],
-        packed: Tensor,
-        *others: Any,
+        *inputs: Any,
     ) -> Tensor:
-        inputs = packed, *others
+        packed: Tensor = inputs[0]
         tokens, three = packed.shape
         result = packed.new_empty(tokens, three // 3)
         normalizer = packed.new_empty(tokens, settings[0], dtype=torch.float32)

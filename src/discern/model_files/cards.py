@@ -6,7 +6,6 @@ Whatever a template prints is escaped to plain text, as labels, names and remark
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import PurePath
@@ -45,7 +44,8 @@ _SIZES = {
 }
 # The settings of fine-tuning that the card shows: those that determine the weights. The scores state the actual length.
 _RECIPE = ("finetune.", "task.", "optimizer.", "train.max_steps", "train.sequences_per_step", "train.precision")
-_LENGTH = {"finetune.epochs", "finetune.min_steps"}
+# The length is stated with the scores, and the others are paths.
+_HIDDEN = {"finetune.epochs", "finetune.min_steps", "finetune.teacher", "finetune.unlabeled"}
 # Licenses that the Hub knows by these names: https://huggingface.co/docs/hub/repositories-licenses
 _HUB_LICENSES = frozenset(
     "apache-2.0 mit cc0-1.0 cc-by-2.0 cc-by-2.5 cc-by-3.0 cc-by-4.0 cc-by-sa-3.0 cc-by-sa-4.0 cc-by-nc-2.0 cc-by-nc-3.0 "
@@ -173,7 +173,7 @@ def task_card(loaded: TaskModel, task: Task[Any], kind: str, model: HuggingFaceM
         settings={
             key: value
             for key, value in results.get("settings", {}).items()
-            if key.startswith((*_RECIPE, f"tasks.{task.name}.")) and key not in _LENGTH
+            if key.startswith((*_RECIPE, f"tasks.{task.name}.")) and key not in _HIDDEN
         },
         record=record,
     )
@@ -216,7 +216,7 @@ def _network_facts(models: Mapping[str, HuggingFaceModel]) -> dict[str, Any]:
         "root": root,
         "energies": read_mark(root.config).get("gives") == "energy",
         "fills_masks": fills_masks,
-        "not_computed": architecture.not_computed(sizes) if fills_masks else "",
+        "not_computed": "the enhanced mask decoder" if fills_masks and getattr(sizes, "mask_decoder", False) else "",
         "segments": architecture.has_segments and sizes.num_token_types > 1,
         "query_stream": root.kind.has_query_stream,
         "sizes": {label: getattr(sizes, name) for name, label in _SIZES.items() if name in keys},
@@ -232,34 +232,15 @@ def tokenizer_kind(tokenizer: Tokenizer) -> str:
 
 
 def without_paths(config: PretrainConfig) -> PretrainConfig:
-    """The settings of a run as an export tells them: the generator's checkpoint by its name alone."""
-    source = config.objective.generator_source
-    if source is None:
-        return config
-    named = config.objective.model_copy(update={"generator_checkpoint": PurePath(source).name})
-    return config.model_copy(update={"objective": named})
+    """The settings of a run as an export tells them: other models by their names alone."""
+    paths = {name: getattr(config.objective, name, None) for name in ("generator_checkpoint", "teacher")}
+    named = {name: PurePath(path).name for name, path in paths.items() if path is not None}
+    return config.model_copy(update={"objective": config.objective.model_copy(update=named)})
 
 
 def render(template: str, **values: Any) -> str:
     """Render a template of this package, for example 'model.md.j2'."""
-    return _environment().get_template(template).render(values)
-
-
-@functools.cache
-def _environment() -> Environment:
-    # Jinja would escape everything except `Markup` to HTML; `_markdown` converts all values to `Markup` first.
-    environment = Environment(
-        loader=PackageLoader("discern.model_files", "templates"),
-        autoescape=True,
-        finalize=lambda value: Markup(_markdown(value)),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.globals["version"] = __version__
-    environment.filters |= {"code": code, "cell": cell, "quoted": quoted, "number": "{:,}".format}
-    return environment
+    return _ENVIRONMENT.get_template(template).render(values)
 
 
 def escaped(value: object) -> str:
@@ -298,3 +279,17 @@ def _plain(value: object) -> str:
 
 def _markdown(value: object) -> str:
     return str(value) if isinstance(value, Markup) else escaped(value)
+
+
+# Jinja would escape everything except `Markup` to HTML; `_markdown` converts all values to `Markup` first.
+_ENVIRONMENT = Environment(
+    loader=PackageLoader("discern.model_files", "templates"),
+    autoescape=True,
+    finalize=lambda value: Markup(_markdown(value)),
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
+_ENVIRONMENT.globals["version"] = __version__
+_ENVIRONMENT.filters |= {"code": code, "cell": cell, "quoted": quoted, "number": "{:,}".format}

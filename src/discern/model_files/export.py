@@ -17,7 +17,7 @@ from discern.errors import CheckpointError, ConfigError, DataError, NumericsErro
 from discern.model_files.cards import exported_again_card, model_card, task_card, without_paths
 from discern.model_files.finetuned import FORMAT, RESULTS_FILE, FinetunedFolder
 from discern.model_files.folder import PROVENANCE, ModelFolder, open_model
-from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME
+from discern.model_files.hub import CALIBRATION_NAME, CONFIG_NAME, HEAD_NAME, WEIGHTS_NAME, create_repository, push
 from discern.model_files.huggingface import (
     PRECISIONS,
     PROBLEMS,
@@ -74,6 +74,7 @@ class Exported:
         kind: kind of its head: 'classification', 'tagging', 'span', or 'vectors', which is a model of sentence-transformers.
         whole: whether the class of transformers includes the head; otherwise it is in a file of its own, for discern.
         parity: report of the ONNX file; None: there is none.
+        pushed: address on the Hugging Face Hub; None: it was not pushed.
     """
 
     folder: Path
@@ -87,6 +88,7 @@ class Exported:
     kind: str | None = None
     whole: bool = True
     parity: dict[str, Any] | None = None
+    pushed: str | None = None
 
     def values(self) -> dict[str, Any]:
         """What was written, as `--json` prints it."""
@@ -99,7 +101,7 @@ class Exported:
             "has_head": self.whole,
             "parameters": self.parameters,
             "bytes": self.num_bytes,
-            **({} if self.parity is None else {"onnx": self.parity}),
+            **{name: each for name, each in (("onnx", self.parity), ("pushed", self.pushed)) if each is not None},
         }
 
 
@@ -131,6 +133,7 @@ def export(
     seed: int | None = None,
     precision: str = "float32",
     serving: Serving = Serving(),
+    push_to_hub: str | None = None,
     progress: Progress,
     warn: Callable[[str], None],
 ) -> Exported:
@@ -146,6 +149,7 @@ def export(
         seed: seed of a fine-tuned model whose weights are exported; None: the best.
         precision: type that the weights are stored in: 'float32', 'bfloat16' or 'float16'.
         serving: further forms of the model, for those who serve it.
+        push_to_hub: USER/NAME[@REVISION] to push the folder to, where "{step}" stands for the step; None: nowhere.
         warn: receives a message for every damaged checkpoint that was skipped, and one if the networks of an export that holds
             them all are not enough to evaluate it.
 
@@ -156,18 +160,19 @@ def export(
         NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than is allowed.
     """
     opened = open_model(source, warn=warn)
-    check_target(out, opened.folder)
+    check_target(out, opened.folder, serving.texts)
     serving.check()
     if serving.form is not None and all_networks:
         raise ConfigError("--all-networks writes networks for discern, --as one for other software", hint="leave out one of them")
-    if precision not in PRECISIONS:
-        raise ConfigError(f"unknown precision '{precision}'", hint=did_you_mean(precision, PRECISIONS))
     if (network is not None or all_networks) and isinstance(opened, FinetunedFolder):
         raise ConfigError(
             "--network and --all-networks are for runs; a fine-tuned model has one network with its head", hint="leave them out"
         )
     if (task is not None or seed is not None) and not isinstance(opened, FinetunedFolder):
         raise ConfigError(f"--task and --seed are for fine-tuned models, but {opened.folder} is not one", hint="leave them out")
+    if push_to_hub is not None:
+        push_to_hub = push_to_hub.replace("{step}", str(opened.step))
+        create_repository(push_to_hub)
     progress.start("exporting", 2, "parts")
     title, examples = out.resolve().name, None
     if isinstance(opened, FinetunedFolder):
@@ -186,10 +191,13 @@ def export(
         write_networks(folder, contents.models, contents.tokenizer, contents.card, contents.settings)
         about["parity"] = contents.serving.add(folder, progress, examples)
 
-    publish(out, write)
+    size = publish(out, write)
     progress.advance(1)
     progress.finish()
-    return Exported(out, tuple(contents.models), first.loads_as, first.num_parameters, folder_size(out), **about)
+    if push_to_hub is not None:
+        at = "" if opened.step is None else f" at step {opened.step:,}"
+        about["pushed"] = push(out, push_to_hub, f"Export of a {opened.kind}{at}")
+    return Exported(out, tuple(contents.models), first.loads_as, first.num_parameters, size, **about)
 
 
 def write_networks(
@@ -214,11 +222,6 @@ def check_finite(model: HuggingFaceModel, source: Path) -> None:
                 f"{source}: '{name}' contains values that are not finite in {model.config['dtype']}",
                 hint="export another run, or an earlier copy of this one; the largest float16 is 65504: use --precision bfloat16",
             )
-
-
-def folder_size(folder: Path) -> int:
-    """Size of all files of a folder in bytes."""
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def _of_pretrained(
@@ -295,9 +298,8 @@ def _of_task(
         names = tuple(_BIO.get(name[:1], name[:1]) + name[1:] for name in names)
     # Exact types, as a subclass may compute something else. transformers has neither ELECTRA's joint head, in which the end of
     # an answer depends on its start, nor a head that compares two texts, nor one with n-grams.
-    known = type(head) in (ClassificationHead, TaggingHead, SpanHead) and pooling != "pair"
-    known = known and getattr(head, "ngrams", None) is None
-    represents = known and bool(architecture.titles)
+    known = type(head) in (ClassificationHead, TaggingHead, SpanHead) and getattr(head, "ngrams", None) is None
+    represents = known and pooling != "pair" and bool(architecture.titles)
     if represents:
         for setting, value, allowed in (
             ("pooling", pooling, architecture.poolings),
@@ -320,8 +322,20 @@ def _of_task(
             "label2id": {label: named.index(label) for label in named},
         }
         config |= {"problem_type": PROBLEMS[labels.kind]} if kind == "classification" else {}
+        if labels.kind == "number":  # a CrossEncoder would apply a sigmoid
+            config["sentence_transformers"] = {"activation_fn": "torch.nn.modules.linear.Identity"}
         config |= architecture.task_config(encoder.config, form, pooling, loaded.frame)
-        _check_rounding(head.output.bias, labels.scale, labels.shift, labels.kind, precision)
+        # The offset of the scores is part of the stored bias. bfloat16 stores 2005 as 2008: scores that differ by a few units
+        # would all be off by about as much as they differ.
+        bias = head.output.bias.detach().cpu()
+        offset = (labels.scale * bias.float() + labels.shift).to(PRECISIONS[precision]).double()
+        lost = float((offset - labels.scale * bias.double() - labels.shift).abs().max())
+        if labels.kind == "number" and lost > _ROUNDING * abs(labels.scale):
+            raise ConfigError(
+                f"{precision} would shift all scores by {lost:.3g}: they lie around {labels.shift:.6g} and vary by "
+                f"{labels.scale:.3g}",
+                hint="export with --precision float32, or fine-tune on labels from which a constant is subtracted",
+            )
         tensors |= as_stored(architecture.task_tensors(weights, kind, labels.scale, labels.shift), precision)
     elif architecture.strips_prefix:
         tensors = {name.removeprefix(architecture.prefixes[0]): tensor for name, tensor in tensors.items()}
@@ -356,21 +370,6 @@ def _of_task(
     return _Contents({"encoder": model}, files, card, None, serving, about)
 
 
-def _check_rounding(bias: Any, scale: float, shift: float, kind: str, precision: str) -> None:
-    """Raise a ConfigError if a precision is too coarse for the offset of the scores, which is part of the stored bias.
-
-    bfloat16 stores 2005 as 2008: scores that differ by a few units would all be off by about as much as they differ.
-    """
-    bias = bias.detach().cpu()
-    offset = (scale * bias.float() + shift).to(PRECISIONS[precision]).double()
-    lost = float((offset - scale * bias.double() - shift).abs().max())
-    if kind == "number" and lost > _ROUNDING * abs(scale):
-        raise ConfigError(
-            f"{precision} would shift all scores by {lost:.3g}: they lie around {shift:.6g} and vary by {scale:.3g}",
-            hint="export with --precision float32, or fine-tune on labels from which a constant is subtracted",
-        )
-
-
 def check_target(out: Path, *reads: Path | None) -> None:
     """Make sure that an export may be written to `out`: it is free, empty, or an earlier export and nothing else.
 
@@ -388,10 +387,9 @@ def check_target(out: Path, *reads: Path | None) -> None:
     if not out.is_dir():
         raise DataError(f"{out} is a file", hint="choose another --out")
     try:
-        config = json_value((out / CONFIG_NAME).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    mark = read_mark(config) if isinstance(config, dict) else {}
+        mark = read_mark(json_value((out / CONFIG_NAME).read_text(encoding="utf-8")))
+    except (OSError, ValueError, AttributeError):
+        mark = {}
     known = {*FILES, *_FURTHER, *mark.get("networks", ()), *_SENTENCE_FOLDERS} if mark else set()
     paths = sorted(path.relative_to(out) for path in (out.rglob("*") if mark else out.iterdir()))
     if others := [str(path) for path in paths if not known.issuperset(path.parts)]:
@@ -399,8 +397,8 @@ def check_target(out: Path, *reads: Path | None) -> None:
         raise DataError(f"{out} is {what} holds {listed(others)}, which would be lost", hint="choose another --out, or empty it")
 
 
-def publish(out: Path, write: Callable[[Path], None]) -> None:
-    """Let `write` fill a new folder, then replace `out` with it; on failure `out` is unchanged.
+def publish(out: Path, write: Callable[[Path], None]) -> int:
+    """Let `write` fill a new folder, then replace `out` with it; on failure `out` is unchanged. Return its size in bytes.
 
     Raises:
         DataError: `out` cannot be written, is being written by another process, or has become something other than an export.
@@ -418,3 +416,4 @@ def publish(out: Path, write: Callable[[Path], None]) -> None:
             folder.publish(replace=True)
     except SafetensorError as problem:
         raise cannot_write(out, problem) from problem
+    return sum(path.stat().st_size for path in out.rglob("*") if path.is_file())

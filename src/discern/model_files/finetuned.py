@@ -66,6 +66,11 @@ class FinetunedFolder(ModelFolder):
         """Content of finetuned.json."""
         return read_finetuned(self.folder)
 
+    @cached_property
+    def best_seed(self) -> int:
+        """The seed with the best score."""
+        return int(read_results(self.folder)["best_seed"])
+
     @property
     def description(self) -> str:
         return f"fine-tuned model {self.folder}"
@@ -113,7 +118,7 @@ class FinetunedFolder(ModelFolder):
         if seed is not None and not seed_folder(folder, seed).is_dir():
             trained = sorted(int(path.name.removeprefix("seed-")) for path in folder.glob("seed-*"))
             raise ConfigError(f"{folder} has no seed {seed}", hint=f"trained: {', '.join(map(str, trained)) or 'none'}")
-        seed = int(read_results(folder)["best_seed"]) if seed is None else seed
+        seed = self.best_seed if seed is None else seed
         if seed in self._task_models:
             return self._task_models[seed]
         path = seed_folder(folder, seed) / MODEL_FILE
@@ -157,8 +162,7 @@ def task_of(name: str, record: dict[str, Any]) -> Task[Any]:
         family = families.load(record["family"])
     known: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in record["labels"].items()}
     config = family.Config.model_validate(record["config"])
-    task: Task[Any] = family(name, config, tuple(record["metrics"]), Labels(**known))
-    return task
+    return family(name, config, tuple(record["metrics"]), Labels(**known))  # type: ignore[no-any-return]
 
 
 def make_record(

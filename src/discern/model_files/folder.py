@@ -412,7 +412,7 @@ def first_layers(loaded: LoadedEncoder, count: int) -> LoadedEncoder:
     """The encoder without the layers after the first `count`."""
     whole = loaded.encoder
     config = whole.config.model_copy(update={"num_layers": count})
-    encoder = build_encoder(build_embeddings(loaded.vocabulary_size, whole.embeddings.embedding_size, config), config)
+    encoder = _fresh(config, loaded.vocabulary_size, whole.embeddings.embedding_size)
     weights = whole.state_dict()
     encoder.load_state_dict({name: weights[name] for name in encoder.state_dict()})
     described = f"the first {count} of {whole.config.num_layers} layers of {loaded.description}"

@@ -151,8 +151,7 @@ class HuggingFaceModel:
     @property
     def loads_as(self) -> str:
         """Class of transformers."""
-        name: str = self.config["architectures"][0]
-        return name
+        return str(self.config["architectures"][0])
 
     @property
     def kind(self) -> type[Encoder]:
@@ -216,7 +215,7 @@ def network_to_huggingface(network: Network, special: SpecialTokens, precision: 
         for name, tensor in ours.items()
         if name.startswith("head.copy_gate" if network.bilinear is None else ("head.", "bilinear."))
     }
-    factors = architecture.factors(ours)
+    factors = {name: ours[name] for name in architecture.factors if {*architecture.factors} <= ours.keys()}
     beside = architecture.to_huggingface(apart, sizes)
     held = {name: tensor for name, tensor in tensors.items() if name not in beside}
     output: Predicts = network.predicts if network.bilinear is None else "nothing"
@@ -298,8 +297,8 @@ def read_network(folder: Path, part: str = "") -> StoredNetwork:
         with torch.device("meta"):
             network = built()
         expected = architecture.to_huggingface(named_parameters(network), sizes)
-        zeros = architecture.zeros(config)
-        missing = sorted(expected.keys() - present - set(zeros))
+        zeros = {name for name, key in architecture.zeros.items() if config.get(key) is False}
+        missing = sorted(expected.keys() - present - zeros)
         known = {*expected, *architecture.tied}
         others = sorted(name for name in names if name not in known and not name.endswith(architecture.redundant or ("\0",)))
         own = tuple(prefix + part for prefix in architecture.prefixes for part in architecture.parts)
@@ -317,7 +316,7 @@ def read_network(folder: Path, part: str = "") -> StoredNetwork:
                 check_shape(names.get(name, name), values[name].shape, like, stored.path)
             else:
                 values[name] = torch.zeros(like.shape)
-        if architecture.is_difference(names.get(words, "")):
+        if names.get(words, "").endswith("word_embeddings._weight"):  # DeBERTaV3's discriminator
             with open_weight_files(folder, "generator") as generator:
                 if words not in generator.tensors:
                     raise CheckpointError(
@@ -470,7 +469,9 @@ class HuggingFaceFolder(ModelFolder):
         networks = {name: each.stored.with_head() for name, each in self.folders.items()}
         if "generator" in self.beside:
             encoder = networks[self.names[0]].encoder
-            encoder.config = encoder.config.with_generator(networks["generator"].encoder.config)
+            # Only the weights of the generator show whether DeBERTa predicts words through the mask decoder.
+            shown = networks["generator"].encoder.config.model_dump(include={"mask_decoder"})
+            encoder.config = encoder.config.model_copy(update=shown)
         return networks
 
     @cached_property

@@ -14,9 +14,9 @@ from discern.config.schema import flatten, to_toml
 from discern.data.tokenizer import fingerprint, special_tokens
 from discern.errors import ConfigError, DataError
 from discern.model_files.cards import imported_card
-from discern.model_files.export import check_finite, check_target, folder_size, publish, write_networks
+from discern.model_files.export import check_finite, check_target, publish, write_networks
 from discern.model_files.folder import PROVENANCE, Provenance, check_rows, holds_model, open_model
-from discern.model_files.hub import CONFIG_NAME
+from discern.model_files.hub import CONFIG_NAME, hub_name
 from discern.model_files.huggingface import HuggingFaceFolder, HuggingFaceModel, network_to_huggingface
 from discern.model_files.tensorflow import KIND, find_checkpoint, read_released
 from discern.model_files.tokenizer import FoundTokenizer, find_tokenizer, read_max_length, tokenizer_files
@@ -160,8 +160,8 @@ def import_model(
         remarks=imported.remarks,
     )
     files, settings = tokenizer_files(found.tokenizer, length, architecture), None if config is None else to_toml(config).encode()
-    publish(out, lambda folder: write_networks(folder, imported.models, files, card, settings))
-    return Imported(out, imported, config is not None, folder_size(out))
+    size = publish(out, lambda folder: write_networks(folder, imported.models, files, card, settings))
+    return Imported(out, imported, config is not None, size)
 
 
 def _read_source(
@@ -173,7 +173,7 @@ def _read_source(
         if not isinstance(opened, HuggingFaceFolder) or opened.mark:
             raise ConfigError(
                 f"{source} was written by discern; the other commands accept it without an import",
-                hint=f"use it as it is, for example: discern finetune {source} --train FILE.csv --out TUNED",
+                hint=f"use it as it is, for example: discern finetune {hub_name(source) or source} --train FILE.csv --out TUNED",
             )
         if heads is not None:
             raise ConfigError(

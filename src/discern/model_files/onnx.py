@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,7 @@ import torch
 from jaxtyping import Int
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from discern import kernels
 from discern.data.tokenizer import special_tokens
@@ -168,16 +169,16 @@ class Graph(nn.Module):
         """
         real, segments = attention_mask != 0, torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         hidden = self.encoder(input_ids, real, segments)
-        if self.task_model is None and self.decision != "vector":
-            return self._network.logits_of(hidden, input_ids), hidden
-        if self.task_model is None and self._pooling is None:
-            return (hidden,)
-        if self.task_model is None:
+        if self.decision == "vector":
+            if self._pooling is None:
+                return (hidden,)
             counted = real
             if self._pooling == "mean":
                 counted = real & (input_ids != self.special.cls) & (input_ids != self.special.sep)
             vectors = hidden[:, 0] if self._pooling == "cls" else mean_state(hidden, counted)
             return hidden, nn.functional.normalize(vectors, dim=-1) if self._normalize else vectors
+        if self.task_model is None:
+            return self._network.logits_of(hidden, input_ids), hidden
         head: Any = self.head
         if isinstance(head, SpanHead):
             return tuple(head.output(hidden if head.inner is None else head.inner(hidden)).unbind(-1))
@@ -261,16 +262,16 @@ def add_onnx(
         for _, _, copy, *_ in copies:
             copy.unlink(missing_ok=True)
         sizes["int8"] = path.stat().st_size
+    scores: dict[str, float] = {}
     report |= {"file_bytes": sizes, "compared_on": source, "rows": len(rows), "loss": 1.0 - report["agreement"]}
-    report |= {"metric": None, "scores": {}}
+    report |= {"metric": None, "scores": scores}
     if examples is not None:
-        scores = {}
         for name, found in outputs.items():
             given = [_as_of_the_head(graph, *pair) for pair in zip(rows, found, strict=True)]
             report["metric"], scores[name] = next(
                 iter(task.score(examples, task.predict(examples, features, given)).values.items())
             )
-        report |= {"scores": scores, "loss": max(0.0, scores["torch"] - scores["onnx"])}
+        report["loss"] = max(0.0, scores["torch"] - scores["onnx"])
     with path.open("rb") as file:
         sync_file(file)
     return report
@@ -377,30 +378,21 @@ def sample_rows(graph: Graph, texts: Sequence[str] | None = None) -> list[Row]:
     return rows
 
 
-def feed_of(graph: Graph, rows: Sequence[Row]) -> Arrays:
-    """Rows as the inputs of a graph, padded to the longest."""
-    longest = max(len(ids) for ids, _ in rows)
-
-    def padded(arrays: Iterable[NDArray[np.int64]], fill: int = 0) -> NDArray[np.int64]:
-        return np.stack([np.pad(each, (0, longest - len(each)), constant_values=fill) for each in arrays])
-
-    feed = {
-        "input_ids": padded((ids for ids, _ in rows), graph.special.pad),
-        "attention_mask": padded(np.ones_like(ids) for ids, _ in rows),
-        "token_type_ids": padded(segments for _, segments in rows),
-    }
-    return {name: feed[name] for name in graph.inputs}
-
-
 def outputs_on(run: Runner, graph: Graph, rows: Sequence[Row]) -> list[Arrays]:
     """The outputs for each row, without those of padding."""
     found: list[Arrays] = []
     for start in range(0, len(rows), _BATCH):
-        block = rows[start : start + _BATCH]
-        batch = run(feed_of(graph, block))
-        for place, (ids, _) in enumerate(block):
+        ids, segments = zip(*rows[start : start + _BATCH], strict=True)
+        inputs = {"input_ids": ids, "attention_mask": map(np.ones_like, ids), "token_type_ids": segments}
+        padding = {"input_ids": graph.special.pad}
+        feed = {
+            name: pad_sequence([torch.from_numpy(row) for row in inputs[name]], True, padding.get(name, 0)).numpy()
+            for name in graph.inputs
+        }
+        batch = run(feed)
+        for place, row in enumerate(ids):
             found.append(
-                {name: each[place, : len(ids)] if name in graph.per_token else each[place] for name, each in batch.items()}
+                {name: each[place, : len(row)] if name in graph.per_token else each[place] for name, each in batch.items()}
             )
     return found
 
@@ -410,9 +402,9 @@ def compare(graph: Graph, rows: Sequence[Row], model: Sequence[Arrays], copy: Se
     values: list[tuple[NDArray[Any], NDArray[Any]]] = []
     same: list[NDArray[Any]] = []
     for (ids, segments), one, other in zip(rows, model, copy, strict=True):
-        counted: Any = ...
+        counted: Any
         if graph.decisive[0] not in graph.per_token:
-            pass
+            counted = ...
         elif graph.corrupts == "mask":
             counted = ids == graph.special.mask
         elif isinstance(graph.head, SpanHead):
@@ -460,8 +452,7 @@ def _quiet() -> Iterator[None]:
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             yield
     finally:
         logging.disable(before)

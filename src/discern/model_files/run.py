@@ -92,14 +92,14 @@ def special_in(record: Mapping[str, Any]) -> SpecialTokens:
     return SpecialTokens(**record["special_tokens"])
 
 
-def arithmetic(device: torch.device, precision: str, objective: Objective | None = None, processes: int = 1) -> dict[str, Any]:
+def arithmetic(device: torch.device, precision: str, objective: Objective, processes: int) -> dict[str, Any]:
     """What affects rounding in a run besides its settings: device, precision, kernels and threads.
 
     On a GPU also how the networks of `objective` compute attention, and the number of processes if there are several.
     """
     fused = device.type == "cpu" and kernels.load_kernels().library is not None
     found = {"device": device.type, "precision": precision, "kernels": fused, "threads": torch.get_num_threads()}
-    if objective is not None and device.type == "cuda":
+    if device.type == "cuda":
         found["attention"] = "varlen" if span_obstacle(objective, device, precision) is None else "sdpa"
     return found | ({"processes": processes} if processes > 1 else {})
 

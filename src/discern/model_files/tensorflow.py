@@ -43,10 +43,16 @@ _LONGEST_KEY = 4096
 _TYPES = {1: "<f4", 3: "<i4", 9: "<i8", 19: "<f2"}
 _SLOTS = re.compile(r"/(adam_m|adam_v|Adam|Adam_1)$")
 _STEP, _HEAD_WIDTH = "global_step", 64
-# Names of layers: Hugging Face's and the released code's. All other names are the same, with slashes instead of dots.
-_LAYERS = (
-    ("discriminator_predictions.dense_prediction.", "discriminator_predictions.dense_1."),
-    ("generator_lm_head.bias", "generator_predictions.output_bias"),
+# Parts of names: Hugging Face's and the released code's, replaced in this order.
+_NAMES = (
+    (r"^discriminator_predictions\.dense_prediction\.", "discriminator_predictions.dense_1."),
+    (r"^generator_lm_head\.bias$", "generator_predictions.output_bias"),
+    (r"\.layer\.(\d+)\.", r".layer_\1."),
+    (r"LayerNorm\.weight$", "LayerNorm.gamma"),
+    (r"LayerNorm\.bias$", "LayerNorm.beta"),
+    (r"_embeddings\.weight$", "_embeddings"),
+    (r"\.weight$", ".kernel"),
+    (r"\.", "/"),
 )
 
 
@@ -111,12 +117,9 @@ class Bundle:
             what = f"has TensorFlow's data type {entry.dtype}" if entry.size else "is empty or partitioned"
             raise CheckpointError(f"{self.prefix}: '{name}' {what}, which is not supported", hint=_GIVE)
         stored = _TYPES[entry.dtype]
-        try:
-            with path.open("rb") as file:
-                file.seek(entry.offset)
-                data = file.read(min(entry.size, path.stat().st_size))
-        except OSError as problem:
-            raise CheckpointError(f"{path} cannot be read: {problem.strerror}", hint=_AGAIN) from problem
+        with understood(path, hint=_AGAIN, error=CheckpointError), path.open("rb") as file:
+            file.seek(entry.offset)
+            data = file.read(min(entry.size, path.stat().st_size))
         if _crc32c(data) != entry.checksum or len(data) != np.dtype(stored).itemsize * math.prod(entry.shape):
             raise CheckpointError(
                 f"{path} is damaged or truncated: the checksum or the size of '{name}' is wrong",
@@ -180,8 +183,7 @@ def _crc32c(data: bytes) -> int:
         raise ConfigError(
             "checkpoints of TensorFlow have checksums that need google-crc32c", hint="pip install 'discern-nlp[tensorflow]'"
         ) from None
-    found: int = google_crc32c.value(data)
-    return found
+    return int(google_crc32c.value(data))
 
 
 def find_checkpoint(source: Path) -> Path | None:
@@ -216,19 +218,11 @@ class _Scopes:
 
     def variable(self, name: str) -> str:
         """The released code's name of a weight, by Hugging Face's."""
-        for theirs, released in _LAYERS:
-            if name.startswith(theirs):
-                name = released + name.removeprefix(theirs)
-        if name.startswith("electra."):
-            inner = name.removeprefix("electra.")
-            name = f"{self.embeddings if inner.startswith('embeddings.') else self.encoder}.{inner}"
-        name = re.sub(r"\.layer\.(\d+)\.", r".layer_\1.", name)
-        name = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-        if name.endswith("_embeddings.weight"):
-            name = name.removesuffix(".weight")
-        elif name.endswith(".weight"):
-            name = name.removesuffix(".weight") + ".kernel"
-        return name.replace(".", "/")
+        scope = self.embeddings if name.startswith("electra.embeddings.") else self.encoder
+        name = re.sub(r"^electra\.", f"{scope}.", name)
+        for theirs, released in _NAMES:
+            name = re.sub(theirs, released, name)
+        return name
 
 
 def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> dict[str, Any]:
@@ -250,12 +244,9 @@ def read_released(prefix: Path, special: SpecialTokens, heads: int | None) -> di
     bundle = Bundle.open(prefix)
     names = {name for name in bundle.entries if not _SLOTS.search(name) and name != _STEP}
     scopes = _scopes(names, prefix)
-    taken: set[str] = set()
-    models = {
-        name: _read_network(bundle, each, heads if name != "generator" else None, special, taken) for name, each in scopes.items()
-    }
+    models = {name: _read_network(bundle, each, None if name == "generator" else heads, special) for name, each in scopes.items()}
     num_heads = next(iter(models.values())).sizes.num_heads
-    left_out = sorted(names - taken)
+    left_out = sorted(names - {scopes[network].variable(name) for network, model in models.items() for name in model.tensors})
     foreign = [name for name in left_out if not name.startswith("task_specific/")]
     if foreign:
         raise CheckpointError(f"{prefix}: unexpected tensor '{foreign[0]}'{and_more(foreign)}", hint=_GIVE)
@@ -289,10 +280,8 @@ def _scopes(names: Collection[str], prefix: Path) -> dict[str, _Scopes]:
     return found or {"encoder": _Scopes("electra", "electra", "nothing")}
 
 
-def _read_network(
-    bundle: Bundle, scopes: _Scopes, heads: int | None, special: SpecialTokens, taken: set[str]
-) -> HuggingFaceModel:
-    """A network, whose sizes follow from the shapes of its variables. Names of those that were read are added to `taken`."""
+def _read_network(bundle: Bundle, scopes: _Scopes, heads: int | None, special: SpecialTokens) -> HuggingFaceModel:
+    """A network, whose sizes follow from the shapes of its variables."""
     tables, layer = f"{scopes.embeddings}/embeddings", f"{scopes.encoder}/encoder/layer_"
     names = [f"{tables}/{kind}_embeddings" for kind in ("word", "position", "token_type")]
     shapes = []
@@ -321,7 +310,6 @@ def _read_network(
         variable = scopes.variable(name)
         if variable not in bundle.entries:
             raise CheckpointError(f"{bundle.prefix}: '{variable}' is missing", hint=_GIVE)
-        taken.add(variable)
         tensor = bundle.read(variable).float()
         # Kernels are (in, out) there.
         tensors[name] = (tensor.t() if variable.endswith("/kernel") else tensor).contiguous()

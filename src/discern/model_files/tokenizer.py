@@ -41,8 +41,16 @@ def tokenizer_files(
     if last:
         # [CLS] at the end and in a segment of its own.
         tokenizer.post_processor = framing(tokenizer, "$A:0 {sep}:0 {cls}:2", "$A:0 {sep}:0 $B:1 {sep}:1 {cls}:2")
-    # transformers marks these as special itself. So must tokenizer.json, or "[MASK]" would be tokenized differently.
-    tokenizer.add_special_tokens([_declared(tokenizer, token, is_mask=role == "mask") for role, token in names.items()])
+    # transformers marks these as special itself. So must tokenizer.json, or "[MASK]" would be tokenized differently. A mask
+    # includes the space before it, unless the model is WordPiece: tokens of BPE and Unigram include theirs, and so did masks in
+    # training. A separate space before the mask would ask for the rest of a word.
+    added = {each.content: each for each in tokenizer.get_added_tokens_decoder().values()}
+    strips, special = not isinstance(tokenizer.model, models.WordPiece), []
+    for role, token in names.items():
+        found = added.get(token, AddedToken(token))
+        spaces = {"lstrip": found.lstrip or (role == "mask" and strips), "rstrip": found.rstrip}
+        special.append(AddedToken(token, special=True, normalized=False, single_word=found.single_word, **spaces))
+    tokenizer.add_special_tokens(special)
     config = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_input_names": ["input_ids", *(["token_type_ids"] if architecture.has_segments else []), "attention_mask"],
@@ -59,17 +67,6 @@ def tokenizer_files(
         TOKENIZER_CONFIG_NAME: json.dumps(config, indent=2, ensure_ascii=False),
     }
     return {name: f"{content}\n".encode() for name, content in files.items()}
-
-
-def _declared(tokenizer: Tokenizer, token: str, *, is_mask: bool) -> AddedToken:
-    """A special token with the treatment of spaces that the tokenizer declares.
-
-    A mask includes the space before it, unless the model is WordPiece: tokens of BPE and Unigram include theirs, and so did the
-    masks in training. A separate space before the mask would ask for the rest of a word.
-    """
-    found = next((each for each in tokenizer.get_added_tokens_decoder().values() if each.content == token), AddedToken(token))
-    lstrip = found.lstrip or (is_mask and not isinstance(tokenizer.model, models.WordPiece))
-    return AddedToken(token, special=True, normalized=False, lstrip=lstrip, rstrip=found.rstrip, single_word=found.single_word)
 
 
 class _TokenizerConfig(Record):

@@ -26,8 +26,6 @@ PICKLE_INDEX_NAME = f"{PICKLE_NAME}.index.json"
 """Indexes of large models, which list the files that contain the weights."""
 
 _READABLE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
-# TensorFlow's names of the parameters of a LayerNorm, which early conversions of BERT kept.
-_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _WRITE_AGAIN = "if you trust it, load it with transformers and save it again with save_pretrained(), which writes safetensors"
 
 
@@ -69,8 +67,8 @@ def open_weight_files(folder: Path, part: str = "") -> Iterator[WeightFiles]:
         part: a second network of the folder, whose files are named after it, such as "generator"; "": the only or first network.
     """
     path = weights_path(folder, part)
-    files = _shards(path) if path.name in (INDEX_NAME, PICKLE_INDEX_NAME) else [path.name]
-    if path.suffix == ".bin" or path.name == PICKLE_INDEX_NAME:
+    files = _shards(path) if path.suffix == ".json" else [path.name]
+    if ".bin" in path.suffixes:
         contents = [_unpickled(folder / name) for name in files]
         yield WeightFiles(path, {_modern_name(name): partial(each.__getitem__, name) for each in contents for name in each})
         return
@@ -124,10 +122,8 @@ def _unpickled(path: Path) -> dict[str, Tensor]:
 def _modern_name(name: str) -> str:
     """The current name of a weight, without what DistributedDataParallel and torch.compile put in front of it."""
     name = name.replace("_orig_mod.", "").removeprefix("module.")
-    for old, new in _OLD_NAMES.items():
-        if name.endswith(old):
-            return name.removesuffix(old) + new
-    return name
+    # TensorFlow's names of the parameters of a LayerNorm, which early conversions of BERT kept
+    return name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def check_shape(name: str, found: Sequence[int], parameter: Tensor, path: Path) -> None:

@@ -41,6 +41,14 @@ BERT_KEYS = {
     "layer_norm_epsilon": "layer_norm_eps",
 }
 """Keys of BERT's config.json, by the names of our settings."""
+BERT_BLOCK = {
+    "attention.output": "attention.output.dense",
+    "attention_norm": "attention.output.LayerNorm",
+    "expand": "intermediate.dense",
+    "contract": "output.dense",
+    "feedforward_norm": "output.LayerNorm",
+}
+"""BERT's names of the layers of a block that follow its attention, by ours."""
 _ENDINGS: dict[str, TaskKind] = {
     "ForSequenceClassification": "classification",
     "ForTokenClassification": "tagging",
@@ -77,6 +85,8 @@ class Architecture:
         synonyms: beginnings of other names of the same weights.
         tied: names of copies of the word table.
         redundant: endings of names that may be present and say nothing.
+        zeros: weights that a folder lacks, because they are zero, if a key of config.json is false.
+        factors: our names of matrices that a network may have; their product is stored instead, and they beside it.
         marks: what the network predicts, by a weight that shows it; the first that is present decides.
         task_heads: values of `task.head` that its classes can represent, by kind of task.
         poolings: values of `task.pooling` that its classifier can represent.
@@ -106,6 +116,8 @@ class Architecture:
     synonyms: ClassVar[Mapping[str, str]] = {}
     tied: ClassVar[tuple[str, ...]] = ()
     redundant: ClassVar[tuple[str, ...]] = ()
+    zeros: ClassVar[Mapping[str, str]] = {}
+    factors: ClassVar[tuple[str, ...]] = ()
     marks: ClassVar[Mapping[str, Predicts]] = {
         "head.copy_gate.weight": "words or copies",
         "head.output.weight": "replaced",
@@ -134,10 +146,6 @@ class Architecture:
             sizes: settings of the encoder, with the width of its own embeddings.
             bilinear: whether its head has a bilinear term.
         """
-
-    def not_computed(self, sizes: ModelConfig) -> str:
-        """What the class of transformers leaves out when it predicts words, in words; "": nothing."""
-        return ""
 
     def class_of(self, sizes: ModelConfig, output: Predicts | TaskKind) -> str:
         """The class of transformers for an encoder with such a head; for an architecture that it lacks, our own."""
@@ -224,17 +232,9 @@ class Architecture:
         """The settings of a network that predicts words, with those that only the names of its weights show."""
         return sizes
 
-    def is_difference(self, name: str) -> bool:
-        """Whether a stored word table is the difference from that of the generator in the same folder."""
-        return False
-
-    def zeros(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        """Weights that a folder may lack, because they are zero."""
-        return ()
-
     def named(self, name: str) -> str:
         """The usual name of a weight that is stored as it is."""
-        return renamed(name, self.layers) if self.layers else name
+        return renamed(name, self.layers)
 
     def to_huggingface(self, weights: Weights, sizes: ModelConfig) -> dict[str, Tensor]:
         """Weights of a network, or of a part, under the names and in the shapes of transformers.
@@ -243,23 +243,18 @@ class Architecture:
             weights: by our names, `encoder.*`, `head.*` and `bilinear.*`; a tied output matrix occurs once, as the word table.
         """
         table = self.layers | (self.discriminator_layers if "head.output.weight" in weights else {})  # type: ignore[operator]
-        return {renamed(name, table) if table else name: tensor for name, tensor in weights.items()}
+        return {renamed(name, table): tensor for name, tensor in weights.items()}
 
     def from_huggingface(self, weights: Weights) -> dict[str, Tensor]:
         """The inverse of `to_huggingface`, by usual names."""
         table = {theirs: ours for ours, theirs in (*self.layers.items(), *self.discriminator_layers.items())}
-        return {renamed(name, table) if table else name: tensor for name, tensor in weights.items()}
-
-    def factors(self, weights: Weights) -> dict[str, Tensor]:
-        """Matrices of which a stored matrix is the product, by our names; they are stored beside it."""
-        return {}
+        return {renamed(name, table): tensor for name, tensor in weights.items()}
 
     # Heads of tasks
 
     def task_kind(self, config: Mapping[str, Any]) -> TaskKind | None:
         """The kind of task that the class in config.json has a head for; None: none, or one of another kind."""
-        names = config.get("architectures")
-        name = str(names[0]) if isinstance(names, list) and names else ""
+        name = next(iter(config.get("architectures") or ()), "")
         return next((kind for ending, kind in _ENDINGS.items() if name.endswith(ending)), None)
 
     def task_layers(self, kind: TaskKind, model_type: str) -> Mapping[str, str]:
@@ -313,11 +308,13 @@ def renamed(name: str, table: Mapping[str, str]) -> str:
 
     Args:
         name: the old name, such as "blocks.3.expand.weight".
-        table: new names by old ones, with "#" for the number of a block: {"blocks.#.expand": "layer.#.dense"}.
+        table: new names by old ones, with "#" for the number of a block: {"blocks.#.expand": "layer.#.dense"}; empty: the same.
 
     Raises:
         KeyError: the table has no such layer.
     """
+    if not table:
+        return name
     number = _NUMBER.search(name)
     pattern = _NUMBER.sub("#", name, count=1)
     layer, _, kind = pattern.rpartition(".")

@@ -77,8 +77,9 @@ def span_obstacle(model: nn.Module, device: torch.device, precision: str) -> str
             return f"attention dropout is {part.dropout.active:g}; model.attention_dropout=0 is faster"
         if width % 8 or width > _WIDEST_HEAD:
             return f"heads of width {width} are not a multiple of 8 up to {_WIDEST_HEAD}"
-    if torch.cuda.get_device_capability(device) < _AMPERE:
-        return f"{torch.cuda.get_device_name(device)} is older than Ampere, which varlen_attn requires"
+    gpu = torch.get_device_module(device)
+    if torch.version.hip is not None or gpu.get_device_capability(device) < _AMPERE:
+        return f"{gpu.get_device_name(device)} is not NVIDIA's, or older than Ampere, which varlen_attn requires"
     return None
 
 

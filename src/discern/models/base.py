@@ -137,9 +137,9 @@ class Encoder(nn.Module, abc.ABC):
             remembered: positions of earlier rows that each row attends to.
         """
 
-    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+    def recomputed_flops(self, length: int, **streams: Any) -> float:
         """The part of `forward_flops` that gradient checkpointing computes again in the backward pass; 0 without it."""
-        return 0.0
+        return self.forward_flops(length, **streams) if self.gradient_checkpointing else 0.0
 
     @abc.abstractmethod
     def forward(
@@ -256,10 +256,10 @@ class StackedEncoder(Encoder):
         """FLOPs of all blocks per token of rows of `length` tokens."""
         return module_flops(self.blocks, length)
 
-    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+    def forward_flops(self, length: int, **_: Any) -> float:
         return parts_flops(length, self.projection) + self.blocks_flops(length)
 
-    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+    def recomputed_flops(self, length: int, **_: Any) -> float:
         return self.blocks_flops(length) if self.gradient_checkpointing else 0.0
 
     def forward(
@@ -358,8 +358,8 @@ def load_parameters(network: Network, values: Mapping[str, Tensor], *, with_shar
                 parameter.copy_(values[_EMBEDDINGS + key])
         embeddings.difference.weight.copy_(values[WORDS] - embeddings.shared.word.weight)
         if isinstance(embeddings, DisentangledEmbeddings):
-            embeddings.norm.weight.copy_(values[f"{_EMBEDDINGS}norm.weight"])
-            embeddings.norm.bias.copy_(values[f"{_EMBEDDINGS}norm.bias"])
+            for key, parameter in embeddings.norm.named_parameters():
+                parameter.copy_(values[f"{_EMBEDDINGS}norm.{key}"])
         values = {key: value for key, value in values.items() if not key.startswith(_EMBEDDINGS)}
     parameters = named_parameters(network)
     for key, value in values.items():
@@ -403,7 +403,15 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
 
     Reference: google-research/electra, modeling.py; TensorFlow's truncated normal has 0.88 of the nominal deviation.
     """
-    stds = _stds(module, config)
+    # Layers with another standard deviation than most, by identity; None: Glorot uniform.
+    layers, stds = config.head_layers(), dict[int, float | None]()
+    for part in module.modules():
+        if isinstance(part, Encoder):
+            stds |= {id(layer): None for layer in part.glorot_layers()}
+        if isinstance(part, MaskedLMHead | TokenHead) and layers.dense_std is not None:
+            stds[id(part.dense)] = layers.dense_std
+        if isinstance(part, TokenHead):
+            stds[id(part.output)] = layers.output_std
     for part in module.modules():
         if isinstance(part, nn.Linear):
             std = stds.get(id(part), config.linear_std(part.in_features))
@@ -416,9 +424,7 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
         elif isinstance(part, nn.Embedding):
             truncated_normal(part.weight, generator, config.initializer_range)
         elif isinstance(part, nn.LayerNorm):
-            nn.init.ones_(part.weight)
-            if part.bias is not None:
-                nn.init.zeros_(part.bias)
+            part.reset_parameters()
         elif isinstance(part, TiedLMHead):
             nn.init.zeros_(part.bias)
     for part in module.modules():
@@ -426,19 +432,6 @@ def initialize(module: nn.Module, generator: torch.Generator, config: ModelConfi
             nn.init.zeros_(part.difference.weight)
         if isinstance(part, Encoder):
             part.initialize(generator)
-
-
-def _stds(module: nn.Module, config: ModelConfig) -> dict[int, float | None]:
-    """Standard deviations of layers that have others than most, by identity; None: Glorot uniform."""
-    layers, found = config.head_layers(), dict[int, float | None]()
-    for part in module.modules():
-        if isinstance(part, Encoder):
-            found |= {id(layer): None for layer in part.glorot_layers()}
-        if isinstance(part, MaskedLMHead | TokenHead) and layers.dense_std is not None:
-            found[id(part.dense)] = layers.dense_std
-        if isinstance(part, TokenHead):
-            found[id(part.output)] = layers.output_std
-    return found
 
 
 @torch.no_grad()

@@ -85,13 +85,9 @@ class ModelConfig(Section):
         """The settings that the weights fix, by name."""
         return {name: getattr(self, name) for name in type(self).model_fields if name not in self.changeable}
 
-    def with_generator(self, generator: ModelConfig) -> ModelConfig:
-        """These settings, with those that only the weights of the generator show."""
-        return self
-
     def linear_std(self, inputs: int) -> float:
         """Standard deviation of the initial weights of a linear layer with this number of inputs."""
-        return self.initializer_range
+        return inputs**-0.5 if getattr(self, "initialization", "released") == "local" else self.initializer_range
 
     def head_layers(self) -> HeadLayers:
         """Layers of the heads on this encoder. Those of BERT and ELECTRA by default."""
@@ -109,8 +105,6 @@ class ModelConfig(Section):
         256/4 heads at 1/4 -> 64/1; 768/12 at 1/3 -> 256/4; 1024/16 at 1/4 -> 256/4. The embedding size stays:
         the generator reads the discriminator's embeddings.
         """
-        if width == 1.0 and depth == 1.0:
-            return self
         hidden = max(1, round(self.hidden_size * width))
         heads = self.num_heads if width == 1.0 else max(1, hidden // 64)
         while hidden % heads:

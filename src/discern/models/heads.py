@@ -42,7 +42,7 @@ class TiedLMHead(nn.Module):
 
     def forward_flops(self, length: int) -> float:
         """FLOPs per position."""
-        return _words_flops(self.word_embeddings)
+        return 2.0 * self.word_embeddings.weight.numel()
 
     def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... D"]:
         """What the word table is multiplied with: the states themselves."""
@@ -75,7 +75,7 @@ class MaskedLMHead(TiedLMHead):
 
     def forward_flops(self, length: int) -> float:
         """FLOPs per position."""
-        return parts_flops(length, self.dense, self.projection) + _words_flops(self.word_embeddings)
+        return parts_flops(length, self.dense, self.projection) + super().forward_flops(length)
 
     def inner(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... E"]:
         """What the word table is multiplied with."""
@@ -102,13 +102,11 @@ class CopyMLMHead(SumOfParts):
 
     def forward(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "... V"]:
         """Logits of the words to write where the token is not copied."""
-        logits: Tensor = self.words(hidden)
-        return logits
+        return self.words(hidden)  # type: ignore[no-any-return]
 
     def copy_logits(self, hidden: Float[Tensor, "... D"]) -> Float[Tensor, "..."]:
         """Logit of each token; positive means that copying is more likely."""
-        logits: Tensor = self.copy_gate(hidden).squeeze(-1)
-        return logits
+        return self.copy_gate(hidden).squeeze(-1)  # type: ignore[no-any-return]
 
 
 class PredictionLayers(SumOfParts):
@@ -202,11 +200,6 @@ class BilinearTerm(SumOfParts):
         return (self.context(hidden) * words).sum(-1)  # type: ignore[no-any-return]
 
 
-def _words_flops(words: nn.Embedding) -> float:
-    """The product of one state with the word table."""
-    return 2.0 * words.embedding_dim * words.num_embeddings
-
-
 # The logits of an alignment are cosines times e to the power of this, about 10 at first. The factor is trained.
 _SHARPNESS = 2.3
 _NOWHERE = -1e4
@@ -266,8 +259,7 @@ class PairStates(nn.Module):
         one, two = mean_state(hidden, first), mean_state(hidden, second)
         aligned = (_weighted(known, importance, part) for part in parts)
         everything = torch.cat([hidden[:, 0], one, two, (one - two).abs(), one * two, *aligned], -1)
-        state: Tensor = self.norm(F.gelu(self.dense(self.dropout(everything))))
-        return state
+        return self.norm(F.gelu(self.dense(self.dropout(everything))))  # type: ignore[no-any-return]
 
 
 def _weighted(

@@ -69,15 +69,15 @@ def same_draws(device: torch.device) -> Callable[[], AbstractContextManager[None
     Two passes of a network over rows of the same shape then drop the same units. After the context, random numbers continue as
     if it had not been entered.
     """
-    gpus = [device] if device.type == "cuda" else []
-    states = [torch.get_rng_state(), *map(torch.cuda.get_rng_state, gpus)]
+    gpus = [device] if device.type in ("cuda", "mps") else []
+    states = [torch.get_rng_state(), *(torch.get_device_module(gpu).get_rng_state(gpu) for gpu in gpus)]
 
     @contextmanager
     def again() -> Iterator[None]:
-        with torch.random.fork_rng(gpus):
+        with torch.random.fork_rng(gpus, device_type=device.type if gpus else "cuda"):
             torch.set_rng_state(states[0])
             for gpu, state in zip(gpus, states[1:], strict=True):
-                torch.cuda.set_rng_state(state, gpu)
+                torch.get_device_module(gpu).set_rng_state(state, gpu)
             yield
 
     return again

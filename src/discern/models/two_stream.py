@@ -58,18 +58,6 @@ class Content(NamedTuple):
     memory: Float[Tensor, "N B M D"] | None
 
 
-def visible_tokens(
-    attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None
-) -> Bool[Tensor, "B L L"] | None:
-    """Which tokens see which if nothing is predicted: the real tokens of the same document. None: all tokens see all tokens."""
-    if document_ids is None:
-        if attention_mask is None:
-            return None
-        return attention_mask[:, None, :].expand(-1, attention_mask.shape[1], -1)
-    same = document_ids[:, :, None] == document_ids[:, None, :]
-    return same if attention_mask is None else same & attention_mask[:, None, :]
-
-
 def update_memory(
     old: Float[Tensor, "N B M D"] | None, new: Float[Tensor, "N B R D"], memory_length: int
 ) -> Float[Tensor, "N B K D"]:

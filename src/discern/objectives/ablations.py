@@ -5,7 +5,6 @@ Reference: Clark et al. 2020, section 3.3.
 
 from __future__ import annotations
 
-import math
 from typing import ClassVar, Literal
 
 from jaxtyping import Bool, Float
@@ -17,9 +16,9 @@ from discern.corruption.randomness import Randomness
 from discern.models.base import Network, build_encoder
 from discern.models.heads import CopyMLMHead, TiedLMHead
 from discern.objectives.base import BuildSettings, Evaluator, Phase, WordTargets
-from discern.objectives.config import GeneratorConfig, ObjectiveConfig
+from discern.objectives.config import GeneratorConfig
 from discern.objectives.losses import word_logits
-from discern.objectives.masked import MaskingObjective, initial_copy_loss, restore_tokens, shared_embeddings
+from discern.objectives.masked import MaskingObjective, restore_tokens, shared_embeddings
 from discern.objectives.metrics import MetricsEvaluator, Ratios, generator_metrics, masked_metrics
 from discern.objectives.rtd import Generator, GeneratorInputs, ReplacedTokenDetection, Replacement, RTDConfig
 from discern.types import CorruptedBatch, LossTerm, PlacesOf, StepOutput
@@ -38,7 +37,7 @@ class MaskedOnlyReplacedTokenDetection(ReplacedTokenDetection):
     How much of ELECTRA's gain comes from a loss over all tokens instead of 15% of them?
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = MaskedOnlyRTDConfig
+    Config = MaskedOnlyRTDConfig
 
     def classified(self, batch: CorruptedBatch) -> tuple[Bool[Tensor, "B L"], int]:
         return batch.masked_positions, batch.num_masked
@@ -62,7 +61,7 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
     How much of ELECTRA's gain comes from an encoder that never sees [MASK], which fine-tuning does not use either?
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = ReplaceMLMConfig
+    Config = ReplaceMLMConfig
     head: TiedLMHead | CopyMLMHead
 
     def __init__(self, config: ReplaceMLMConfig, settings: BuildSettings) -> None:
@@ -113,10 +112,6 @@ class ReplaceMLM(MaskingObjective[ReplaceMLMConfig]):
     def word_targets(self) -> WordTargets | None:
         return self._masked_words(shown=1.0, correct=None)
 
-    def initial_loss(self) -> float:
-        """2 ln V: the generator's and the encoder's."""
-        return (self.config.generator_weight + 1) * math.log(self.vocabulary.size)
-
 
 class AllTokensMLMConfig(ReplaceMLMConfig):
     """Settings of restoring every token."""
@@ -134,7 +129,7 @@ class AllTokensMLM(ReplaceMLM):
     Reference: Clark et al. 2020, section 3.3, "All-Tokens MLM".
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = AllTokensMLMConfig
+    Config = AllTokensMLMConfig
     head: CopyMLMHead
 
     def new_head(self) -> CopyMLMHead:
@@ -180,8 +175,3 @@ class AllTokensMLM(ReplaceMLM):
 
     def word_targets(self) -> None:
         return None
-
-    def initial_loss(self) -> float:
-        """ln V for the generator, and `initial_copy_loss` for the encoder."""
-        size = self.vocabulary.size
-        return self.config.generator_weight * math.log(size) + initial_copy_loss(size, self.config.mask_probability)

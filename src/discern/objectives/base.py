@@ -238,10 +238,6 @@ class PretrainingObjective(Objective, Generic[ConfigT]):
     def initialize(self, seed: int) -> None:
         initialize(self, torch.Generator().manual_seed(key_of(seed, "weights")), self._model)
 
-    @abc.abstractmethod
-    def initial_loss(self) -> float:
-        """Expected loss of an untrained network, in nats: that of uniform predictions."""
-
     def observed_entropies(self, logits: WordLogits, targets: Int[Tensor, "N"], places: Places) -> dict[str, Tensor]:
         """The observation that masking 'entropy' learns from, of the predictions at N positions; none without it."""
         if not self.training or self.entropies is None:

@@ -214,6 +214,28 @@ class MaskingConfig(PositionsConfig):
         return self
 
 
+class TaughtConfig(MaskingConfig):
+    """Settings of the objectives that predict masked words and may also learn how a larger model predicts them."""
+
+    teacher: str | None = Field(
+        None,
+        description="Run or export with the same tokenizer, whose masked language model is learned from besides the text.",
+    )
+    teacher_weight: float = Field(
+        0.5, ge=0, le=1, description="Share of the teacher's predictions in the loss of the masked words; the text has the rest."
+    )
+    teacher_temperature: float = Field(
+        2.0, gt=0, description="Divisor of the logits of teacher and student. Hinton et al. 2015; DistilBERT: 2."
+    )
+
+    def unread(self) -> dict[str, str]:
+        unread = {} if self.teacher else dict.fromkeys(("teacher_weight", "teacher_temperature"), "teacher = a model")
+        return super().unread() | unread
+
+    def continued_at(self, step: int) -> dict[str, Any]:
+        return super().continued_at(step) | ({"teacher": None} if self.teacher else {})
+
+
 class GeneratorConfig(MaskingConfig):
     """Settings of a masked language model as generator. Defaults: ELECTRA-Small, table 6."""
 

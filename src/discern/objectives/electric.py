@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from jaxtyping import Float
@@ -15,7 +14,7 @@ from discern.models.base import Network, build_encoder
 from discern.models.heads import EnergyHead
 from discern.models.layers import same_draws
 from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective
-from discern.objectives.config import ObjectiveConfig, PositionsConfig
+from discern.objectives.config import PositionsConfig
 from discern.objectives.losses import noise_contrastive_loss, word_logits
 from discern.objectives.masked import bilinear_term, choose_positions, corrupted_batch, shared_embeddings
 from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, generator_metrics, noise_logits
@@ -63,7 +62,7 @@ class Electric(PretrainingObjective[ElectricConfig]):
     Reference: Clark et al. 2020, "Pre-training transformers as energy-based cloze models", algorithm 2.
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = ElectricConfig
+    Config = ElectricConfig
 
     def __init__(self, config: ElectricConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -124,13 +123,6 @@ class Electric(PretrainingObjective[ElectricConfig]):
     def evaluator(self) -> Evaluator:
         weights = {"generator_loss": self.config.generator_weight, "discriminator_loss": self.config.discriminator_weight}
         return MetricsEvaluator(noise_contrastive_metrics, weights)
-
-    def initial_loss(self) -> float:
-        """ln V, plus 50 times the noise-contrastive loss at q = 1/V and energy 0, with the intended fraction of noise."""
-        config, share = self.config, self.config.mask_probability
-        odds = share / (1 - share) / self.vocabulary.size
-        contrastive = share * math.log1p(1 / odds) + (1 - share) * math.log1p(odds)
-        return config.generator_weight * math.log(self.vocabulary.size) + config.discriminator_weight * contrastive
 
 
 def noise_contrastive_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, Binary]:

@@ -13,7 +13,7 @@ from discern.corruption.randomness import Randomness
 from discern.data.config import DataConfig
 from discern.models.config import ModelConfig
 from discern.objectives.base import Evaluator
-from discern.objectives.config import CAUSAL_FRACTION, MaskingConfig, ObjectiveConfig, check_one_way
+from discern.objectives.config import CAUSAL_FRACTION, ObjectiveConfig, TaughtConfig, check_one_way
 from discern.objectives.losses import word_logits
 from discern.objectives.masked import MaskedLanguageModel
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
@@ -21,7 +21,7 @@ from discern.objectives.rtd import Generator, Prediction
 from discern.types import CorruptedBatch, Places, PlacesOf, StepOutput
 
 
-class HybridConfig(MaskingConfig):
+class HybridConfig(TaughtConfig):
     """Settings of masked and causal language modeling."""
 
     name: str = Field("hybrid", description="Objective, by its name in the registry.")
@@ -71,12 +71,12 @@ class HybridLanguageModel(MaskedLanguageModel):
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
         hidden, (masked_weight, causal_weight) = self.states(batch), self._weights()
-        masked, observations = self.predict_masked(hidden, batch, masked_weight)
+        terms, observations = self.predict_masked(hidden, batch, masked_weight)
         following = batch.places("next")
         logits = word_logits(self.head, predicting_states(hidden, following, batch))
         targets = following.gather(batch.tokens.input_ids)
         observations |= logits.observed("causal_lm") | {"causal_lm_targets": targets}
-        return StepOutput({"mlm": masked, "causal_lm": logits.loss(targets, following, causal_weight)}, observations)
+        return StepOutput(terms | {"causal_lm": logits.loss(targets, following, causal_weight)}, observations)
 
     def _weights(self) -> tuple[float, float]:
         return 1 - self.config.causal_fraction, self.config.causal_fraction

@@ -82,6 +82,17 @@ def copy_loss(
     return LossTerm(-log_probability.sum(), targets.shape[0], weight)
 
 
+def distillation_loss(student: Float[Tensor, "N C"], teacher: Float[Tensor, "N C"], temperature: float) -> Float[Tensor, "N"]:
+    """KL divergence of the student's classes from the teacher's, in nats, float32, with both logits divided by T, times T^2.
+
+    The factor keeps the size of the gradient.
+
+    Reference: Hinton et al. 2015, "Distilling the knowledge in a neural network", section 2.
+    """
+    predicted, wanted = ((each.float() / temperature).log_softmax(-1) for each in (student, teacher))
+    return temperature**2 * F.kl_div(predicted, wanted, reduction="none", log_target=True).sum(-1)
+
+
 PART = 1 << 25
 """Number of logits that are computed at once: 128 MiB in float32."""
 

@@ -20,9 +20,9 @@ from discern.models.base import Encoder, Network, build_embeddings, build_encode
 from discern.models.config import ModelConfig
 from discern.models.heads import BilinearTerm, CopyMLMHead
 from discern.models.layers import TokenEmbeddings, WordEmbeddings
-from discern.objectives.base import BuildSettings, Evaluator, Phase, PretrainingObjective, WordTargets
-from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig
-from discern.objectives.losses import WordLogits, copy_loss, word_logits
+from discern.objectives.base import BuildSettings, Evaluator, ForwardPass, Phase, PretrainingObjective, WordTargets
+from discern.objectives.config import MaskingConfig, ObjectiveConfig, PositionsConfig, TaughtConfig
+from discern.objectives.losses import WordLogits, copy_loss, distillation_loss, word_logits
 from discern.objectives.metrics import MetricsEvaluator, Ratios, masked_metrics
 from discern.types import CorruptedBatch, LossTerm, StepOutput, TokenBatch
 
@@ -79,7 +79,7 @@ class MaskingObjective(PretrainingObjective[MaskingConfigT]):
         return WordTargets("mlm_loss", self.vocabulary, shown, correct, hides_all=self.config.mask_token_probability == 1)
 
 
-class MLMConfig(MaskingConfig):
+class MLMConfig(TaughtConfig):
     """Settings of masked language modeling: 80% [MASK], 10% random, 10% unchanged, as in BERT."""
 
     name: str = Field("mlm", description="Objective, by its name in the registry.")
@@ -91,15 +91,20 @@ class MLMConfig(MaskingConfig):
     )
 
 
-class MaskedLanguageModel(MaskingObjective[MaskingConfig]):
+class MaskedLanguageModel(MaskingObjective[TaughtConfig]):
     """Predict the original token at each chosen position: the objective of BERT, without next-sentence prediction.
 
-    Reference: Devlin et al. 2019, section 3.1; new positions are drawn at every step, as in RoBERTa.
+    Reference: Devlin et al. 2019, section 3.1; new positions are drawn at every step, as in RoBERTa. With a teacher: Sanh et al.
+    2019, "DistilBERT", section 2, without the loss of the states.
+
+    Attributes:
+        teachers: the teacher, if there is one; in a tuple, so that its weights are not those of this module.
     """
 
     Config: ClassVar[type[ObjectiveConfig]] = MLMConfig
+    teachers: tuple[Network, ...] = ()
 
-    def __init__(self, config: MaskingConfig, settings: BuildSettings) -> None:
+    def __init__(self, config: TaughtConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
         model = settings.model
         embeddings = build_embeddings(settings.vocabulary.size, model.embedding_size, model)
@@ -107,11 +112,15 @@ class MaskedLanguageModel(MaskingObjective[MaskingConfig]):
         self.head = self.encoder.language_head()
 
     def counts(self, batch: CorruptedBatch) -> dict[str, int]:
-        return {"mlm": batch.num_targets}
+        return dict.fromkeys(("mlm", "teacher") if self.teachers and self.training else ("mlm",), batch.num_targets)
+
+    def forward_passes(self, phase: Phase) -> list[ForwardPass]:
+        share = self.head_share(self.networks()["encoder"], phase)
+        taught = [ForwardPass(teacher, share, trains=False) for teacher in self.teachers]
+        return super().forward_passes(phase) + taught
 
     def forward(self, batch: CorruptedBatch, randomness: Randomness) -> StepOutput:
-        term, observations = self.predict_masked(self.states(batch), batch)
-        return StepOutput({"mlm": term}, observations)
+        return StepOutput(*self.predict_masked(self.states(batch), batch))
 
     def states(self, batch: CorruptedBatch) -> Float[Tensor, "B L D"]:
         """The encoder's states of the masked text."""
@@ -124,12 +133,22 @@ class MaskedLanguageModel(MaskingObjective[MaskingConfig]):
 
     def predict_masked(
         self, hidden: Float[Tensor, "B L D"], batch: CorruptedBatch, weight: float = 1.0
-    ) -> tuple[LossTerm, dict[str, Tensor]]:
-        """The loss at the chosen positions, and observations."""
+    ) -> tuple[dict[str, LossTerm], dict[str, Tensor]]:
+        """The losses at the chosen positions, and observations."""
         chosen = batch.places("chosen")
         logits, targets = word_logits(self.head, chosen.gather(hidden)), chosen.gather(batch.tokens.input_ids)
         observations = logits.observed("mlm") | {"mlm_targets": targets} | self.observed_entropies(logits, targets, chosen)
-        return logits.loss(targets, chosen, weight), observations
+        if not (self.teachers and self.training):
+            return {"mlm": logits.loss(targets, chosen, weight)}, observations
+        share = self.config.teacher_weight
+        with torch.no_grad():
+            (teacher,) = self.teachers
+            states = chosen.gather(teacher.encoder(batch.masked_ids, *batch.tokens.context))
+            # A word table may have rows beyond the vocabulary.
+            wanted = teacher.head(states)[:, : self.vocabulary.size]
+        losses = distillation_loss(logits.matrix(), wanted, self.config.teacher_temperature)
+        taught = LossTerm(chosen.weigh(losses).sum(), chosen.count, weight * share)
+        return {"mlm": logits.loss(targets, chosen, weight * (1 - share)), "teacher": taught}, observations
 
     def networks(self) -> dict[str, Network]:
         return {"encoder": Network(self.encoder, self.head)}

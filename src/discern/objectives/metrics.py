@@ -85,7 +85,7 @@ def masked_metrics(name: str, output: StepOutput) -> Ratios:
 def generator_metrics(output: StepOutput, batch: CorruptedBatch) -> Ratios:
     """Loss and accuracy of a generator, and how often its sample is the original."""
     seen = output.observations
-    equal = (seen["sampled_ids"] == seen.get("sampled_targets", seen["generator_targets"])).sum()
+    equal = (seen["sampled_ids"] == seen["sampled_targets"]).sum()
     return masked_metrics("generator", output) | {"sampled_accuracy": (equal, batch.num_masked)}
 
 
@@ -94,7 +94,7 @@ def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[R
 
     Differs: the released code counts padding, [CLS] and [SEP] into the AUC and averages the loss over sequences, not tokens.
     """
-    seen, mask = output.observations, classified_tokens(output, batch)
+    seen, mask = output.observations, output.observations["loss_mask"]
     replaced = seen["is_replaced"][mask]
     ratios = {
         "discriminator_loss": (output.terms["discriminator"].total, len(replaced)),
@@ -102,6 +102,10 @@ def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[R
     }
     if "correction" in output.terms:
         ratios["correction_loss"] = output.terms["correction"].total, batch.num_tokens
+    if "sentence" in output.terms:
+        logits, tampered = seen["sentence_logits"], seen["is_tampered"]
+        ratios["sentence_loss"] = output.terms["sentence"].total, len(logits)
+        ratios["sentence_accuracy"] = ((logits > 0) == tampered).sum(), len(logits)
     binary = seen["discriminator_logits"][mask], replaced, batch.tokens.maskable[mask]
     return generator_metrics(output, batch) | ratios, binary
 
@@ -109,11 +113,6 @@ def replaced_token_metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[R
 def noise_logits(seen: Mapping[str, Tensor]) -> Tensor:
     """The logits of *noise* of Electric, (B, L). A row in which all tokens are noise, or none, has infinite odds."""
     return seen["energy"].float() + seen["log_noise_probability"] + seen["log_noise_odds"]
-
-
-def classified_tokens(output: StepOutput, batch: CorruptedBatch) -> Tensor:
-    """(B, L) True at the tokens of the discriminator's loss: all but padding, unless the objective observes a `loss_mask`."""
-    return output.observations.get("loss_mask", batch.tokens.attention_mask)
 
 
 def ratio(part: float, whole: float) -> float:
@@ -149,9 +148,7 @@ class Breakdown:
 
     def __init__(self, token_counts: NDArray[np.int64]) -> None:
         rate = token_counts / max(int(token_counts.sum()), 1) * 1e6
-        # searchsorted needs ascending bounds; the classes descend.
-        bounds = np.array([bound for bound, _ in _CLASSES[:-1]])
-        self._class_of = (len(_CLASSES) - 1 - np.searchsorted(bounds[::-1], rate, side="right")).astype(np.int64)
+        self._class_of = np.digitize(rate, [bound for bound, _ in _CLASSES[:-1]])
         self._classified: list[Floats] = [np.zeros((0, 4))]  # columns: logit, truth, class, part
         self._predicted: list[Floats] = [np.zeros((0, 4))]  # columns: loss, correct, class, part
 
@@ -167,7 +164,7 @@ class Breakdown:
         groups = np.where(special, -1, self._class_of[ids]), quarters
         seen, classified = output.observations, tuple[Tensor, ...]()  # logits, labels and mask of the discriminator's loss
         if "discriminator_logits" in seen:
-            classified = seen["discriminator_logits"], seen["is_replaced"], classified_tokens(output, batch)
+            classified = seen["discriminator_logits"], seen["is_replaced"], seen["loss_mask"]
         elif "energy" in seen:
             classified = noise_logits(seen).clamp(-50, 50), seen["is_noise"], tokens.maskable
         if classified:
@@ -211,9 +208,9 @@ def calibration(probability: Floats, replaced: NDArray[np.bool_]) -> list[dict[s
 def _predictions(seen: Mapping[str, Tensor], batch: CorruptedBatch) -> tuple[Tensor, Tensor, Tensor] | None:
     """Loss (N,) and correctness (N,) of the predicted words, and their positions (B, L); the generator's, if there is one."""
     for name in ("generator", "mlm", "permutation_lm"):
-        logits, targets = seen.get(f"{name}_logits"), seen.get(f"{name}_targets")
-        if logits is None or targets is None:
+        if (logits := seen.get(f"{name}_logits")) is None:
             continue
+        targets = seen[f"{name}_targets"]
         for mask in (batch.masked_positions, batch.tokens.maskable):
             if int(mask.sum()) == len(targets) == len(logits):
                 loss = F.cross_entropy(logits.float(), targets, reduction="none")

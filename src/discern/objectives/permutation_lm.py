@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, ClassVar, cast
 
@@ -114,7 +113,7 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     Reference: Yang et al. 2019, sections 2.2 to 2.5.
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = PermutationLMConfig
+    Config = PermutationLMConfig
 
     def __init__(self, config: PermutationLMConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -124,7 +123,10 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
         self.encoder: Any = encoder  # with a query stream, see `PermutationLMConfig.check`
         self.head = encoder.language_head()
         self.next_sentence_head = nn.Linear(model.hidden_size, 1) if config.next_sentence_weight else None
-        self._memory = SlotMemory((model.num_layers, config.memory_length, model.hidden_size))
+        # The memories of the slots: layers, positions and width; and those that were loaded and not used so far.
+        self._memory_shape = model.num_layers, config.memory_length, model.hidden_size
+        self._memories: dict[int, Tensor] = {}
+        self._loaded: dict[int, Tensor] = {}
 
     def corrupt(self, batch: TokenBatch, randomness: Randomness) -> CorruptedBatch:
         choose = single_targets
@@ -147,13 +149,20 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
             tokens.input_ids,
             Factorization(visible, queries),
             tokens.token_type_ids,
-            memory=self._memory.read(tokens.slot, tokens.input_ids) if remembers else None,
+            memory=self._memory_of(tokens.slot, tokens.input_ids.device) if remembers else None,
             is_reversed=tokens.is_reversed,
             remembering=Remembering(tokens.reuse_length, self.config.memory_length) if remembers else None,
         )
         if remembers:
             assert streams.memory is not None
-            self._memory.write(tokens.slot, streams.memory)
+            slots = tokens.slot.tolist()
+            if not self._memories.keys().isdisjoint(slots):
+                # The second step after loading: loaded memories that this rank has not used by now belong to other ranks.
+                self._loaded = {}
+            for slot in slots:
+                self._loaded.pop(slot, None)
+            # A copy: the memory is an output of the network, which a CUDA graph would overwrite in its next step.
+            self._memories.update(zip(slots, streams.memory.detach().clone().unbind(1), strict=True))
         states = streams.query[:, : positions.shape[1]]
         logits = word_logits(self.head, states.flatten(0, 1) if valid is None else valid.gather(states))
         targets = chosen.gather(tokens.input_ids)
@@ -166,6 +175,18 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
             terms["next_sentence"] = LossTerm(total, tokens.size, self.config.next_sentence_weight)
             observations["next_sentence_logits"] = follows.detach()
         return StepOutput(terms, observations)
+
+    def _memory_of(self, slots: Int[Tensor, "B"], device: torch.device) -> Float[Tensor, "N B M D"]:
+        """The memories of the given slots.
+
+        A new slot starts with zeros, which are attended to: the released code does so, and without them the model would differ
+        between its first and later rows.
+
+        Reference: Dai et al. 2019 (Transformer-XL), section 3.2; zihangdai/xlnet, train.py, `initialize_mems`.
+        """
+        empty = torch.zeros(self._memory_shape, device=device)
+        memories = (self._loaded | self._memories).get
+        return torch.stack([memories(slot, empty).to(device, non_blocking=True) for slot in slots.tolist()], 1)
 
     def visible(self, batch: CorruptedBatch, randomness: Randomness) -> Bool[Tensor, "B L L"]:
         """Whether the query at the row's position may see the token at the column's position, within its own document only."""
@@ -201,18 +222,18 @@ class PermutationLanguageModel(PretrainingObjective[PermutationLMConfig]):
     def word_targets(self) -> WordTargets:
         return WordTargets("permutation_lm_loss", self.vocabulary)
 
-    def initial_loss(self) -> float:
-        """ln V, and ln 2 for next-sentence prediction."""
-        return math.log(self.vocabulary.size) + self.config.next_sentence_weight * math.log(2)
-
     def carry_state(self) -> dict[str, Tensor]:
-        return self._memory.state()
+        """The memories of this rank's slots by name, on the CPU; before its first step, those that were loaded."""
+        memories = self._memories or self._loaded
+        return {f"{_MEMORY_NAME}{slot}": memory.cpu().contiguous() for slot, memory in sorted(memories.items())}
 
     def load_carry_state(self, state: Mapping[str, Tensor]) -> None:
-        self._memory.load(state)
+        """Every rank loads all slots, as their assignment to ranks may have changed."""
+        self._memories = {}
+        self._loaded = {int(name.removeprefix(_MEMORY_NAME)): tensor for name, tensor in state.items()}
 
     def reset_memory(self) -> None:
-        self._memory.load({})
+        self.load_carry_state({})
 
 
 def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
@@ -230,48 +251,3 @@ def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
             "next_sentence_share": (follows.sum(), rows),
         }
     return ratios, None
-
-
-class SlotMemory:
-    """The states of earlier rows of each slot of the global batch; slots never see each other's.
-
-    A new slot starts with zeros, which are attended to: the released code does so, and without them the model would differ
-    between its first and later rows.
-
-    Args:
-        shape: layers, positions and width of one slot's memory.
-
-    Reference: Dai et al. 2019 (Transformer-XL), section 3.2; zihangdai/xlnet, train.py, `initialize_mems`.
-    """
-
-    def __init__(self, shape: tuple[int, int, int]) -> None:
-        self._shape = shape
-        self._states: dict[int, Tensor] = {}
-        self._loaded: dict[int, Tensor] = {}
-
-    def read(self, slots: Int[Tensor, "B"], like: Tensor) -> Float[Tensor, "N B M D"]:
-        """The memories of the given slots, on the device of `like`."""
-        empty = torch.zeros(self._shape, device=like.device)
-        states = [self._states.get(slot, self._loaded.get(slot, empty)) for slot in slots.tolist()]
-        return torch.stack([state.to(like.device, non_blocking=True) for state in states], 1)
-
-    def write(self, slots: Int[Tensor, "B"], memory: Float[Tensor, "N B M D"]) -> None:
-        """Replace the memories of the given slots."""
-        numbers = slots.tolist()
-        if any(number in self._states for number in numbers):
-            # The second step after loading: loaded memories that this rank has not used by now belong to other ranks.
-            self._loaded = {}
-        for number in numbers:
-            self._loaded.pop(number, None)
-        # A copy: the memory is an output of the network, which a CUDA graph would overwrite in its next step.
-        self._states.update(zip(numbers, memory.detach().clone().unbind(1), strict=True))
-
-    def state(self) -> dict[str, Tensor]:
-        """The memories of this rank's slots by name, on the CPU; before its first step, those that were loaded."""
-        states = self._states or self._loaded
-        return {f"{_MEMORY_NAME}{slot}": state.cpu().contiguous() for slot, state in sorted(states.items())}
-
-    def load(self, state: Mapping[str, Tensor]) -> None:
-        """Restore the result of `state`. Every rank loads all slots, as their assignment to ranks may have changed."""
-        self._states = {}
-        self._loaded = {int(name.removeprefix(_MEMORY_NAME)): tensor for name, tensor in state.items()}

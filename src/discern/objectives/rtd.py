@@ -5,7 +5,6 @@ The other generators and algorithms, and the sentence-level task, are in `rtd_va
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -33,7 +32,6 @@ from discern.objectives.losses import WordLogits, replaced_token_loss, word_logi
 from discern.objectives.masked import (
     MaskingObjective,
     bilinear_term,
-    initial_copy_loss,
     restore_tokens,
     sample_replacements,
     shared_embeddings,
@@ -196,70 +194,46 @@ class RTDConfig(GeneratorConfig):
         sizes = f"generator_size is {self.generator_size:g} and generator_depth {self.generator_depth:g}"
         unequal, equal = self.generator_size != 1 or self.generator_depth != 1, "generator_size = 1.0 and generator_depth = 1.0"
         needs_predictions = self.masking == "entropy" or self.generator_checkpoint is not None
-        conflicts = [
-            (
-                two_tower and tied,
-                "generator 'two-tower' reads the text once in each direction, so it cannot be the discriminator as tying 'all' "
-                "asks; set tying = 'embeddings', or generator = 'mlm'",
+        conflicts = {
+            "generator 'two-tower' reads the text once in each direction, so it cannot be the discriminator as tying 'all' "
+            "asks; set tying = 'embeddings', or generator = 'mlm'": two_tower and tied,
+            "the two encoders of generator 'two-tower' cannot be copied into the discriminator, as algorithm 'two-stage' "
+            "does; set copy_weights = false, or generator = 'mlm'": two_tower and two_stage and self.copy_weights,
+            f"generator '{self.generator}' has no weights to share, train, fill or freeze, and no doubts to mask by; set "
+            "tying = 'embeddings', algorithm = 'joint' and masking = 'uniform' and leave out generator_checkpoint and "
+            "freeze_generator_at, or set generator = 'mlm'": (
+                weightless and (tied or disentangled or freezes or self.algorithm != "joint" or needs_predictions)
             ),
-            (
-                two_tower and two_stage and self.copy_weights,
-                "the two encoders of generator 'two-tower' cannot be copied into the discriminator, as algorithm 'two-stage' "
-                "does; set copy_weights = false, or generator = 'mlm'",
+            "generator 'uniform' gives all words equal probability, and top_p below 1 would exclude those with the highest "
+            "ids; leave out top_p, or set generator = 'unigram'": self.generator == "uniform" and self.top_p < 1,
+            "algorithm 'two-stage' trains the two networks one after the other, but with tying 'all' they are one encoder; "
+            "set tying = 'embeddings' (the discriminator still starts as a copy)": two_stage and tied,
+            f"algorithm 'two-stage' copies the generator into the discriminator, which needs the same sizes, but {sizes}; "
+            f"set {equal}, or copy_weights = false": two_stage and self.copy_weights and unequal,
+            "algorithm 'two-stage' trains the generator first and freezes it after two_stage_steps; leave out "
+            "freeze_generator_at and generator_warmup_steps, or set algorithm = 'joint'": (
+                two_stage and (freezes or self.generator_warmup_steps > 0)
             ),
-            (
-                weightless and (tied or disentangled or freezes or self.algorithm != "joint" or needs_predictions),
-                f"generator '{self.generator}' has no weights to share, train, fill or freeze, and no doubts to mask by; set "
-                "tying = 'embeddings', algorithm = 'joint' and masking = 'uniform' and leave out generator_checkpoint and "
-                "freeze_generator_at, or set generator = 'mlm'",
+            "algorithm 'adversarial' needs the probability of each sample, and masking 'with-replacement' averages the "
+            "samples of a position that it draws twice; set masking = 'uniform'": (
+                adversarial and self.masking == "with-replacement"
             ),
-            (
-                self.generator == "uniform" and self.top_p < 1,
-                "generator 'uniform' gives all words equal probability, and top_p below 1 would exclude those with the highest "
-                "ids; leave out top_p, or set generator = 'unigram'",
+            "algorithm 'adversarial' rewards each sample by the discriminator's loss, and with sentence_contrastive_weight "
+            "above 0 it does not see the samples of texts that stay clean; set sentence_contrastive_weight = 0, or "
+            "algorithm = 'joint'": adversarial and self.sentence_contrastive_weight > 0,
+            "generator_warmup_steps needs a generator with weights of its own and networks that are never frozen; set "
+            "generator_warmup_steps = 0, or generator = 'mlm', tying = 'embeddings' and no freezing": (
+                self.generator_warmup_steps > 0 and (freezes or weightless or tied)
             ),
-            (
-                two_stage and tied,
-                "algorithm 'two-stage' trains the two networks one after the other, but with tying 'all' they are one encoder; "
-                "set tying = 'embeddings' (the discriminator still starts as a copy)",
+            f"freeze_generator_at is set, but with tying '{self.tying}' the discriminator still trains weights that the "
+            "generator reads; set tying = 'none' or 'gradient-disentangled'": (
+                freezes and self.tying not in ("none", "gradient-disentangled")
             ),
-            (
-                two_stage and self.copy_weights and unequal,
-                f"algorithm 'two-stage' copies the generator into the discriminator, which needs the same sizes, but {sizes}; "
-                f"set {equal}, or copy_weights = false",
+            f"tying 'all' makes generator and discriminator one encoder, but {sizes}; set {equal}, or tying = 'embeddings'": (
+                tied and unequal
             ),
-            (
-                two_stage and (freezes or self.generator_warmup_steps > 0),
-                "algorithm 'two-stage' trains the generator first and freezes it after two_stage_steps; leave out "
-                "freeze_generator_at and generator_warmup_steps, or set algorithm = 'joint'",
-            ),
-            (
-                adversarial and self.masking == "with-replacement",
-                "algorithm 'adversarial' needs the probability of each sample, and masking 'with-replacement' averages the "
-                "samples of a position that it draws twice; set masking = 'uniform'",
-            ),
-            (
-                adversarial and self.sentence_contrastive_weight > 0,
-                "algorithm 'adversarial' rewards each sample by the discriminator's loss, and with sentence_contrastive_weight "
-                "above 0 it does not see the samples of texts that stay clean; set sentence_contrastive_weight = 0, or "
-                "algorithm = 'joint'",
-            ),
-            (
-                self.generator_warmup_steps > 0 and (freezes or weightless or tied),
-                "generator_warmup_steps needs a generator with weights of its own and networks that are never frozen; set "
-                "generator_warmup_steps = 0, or generator = 'mlm', tying = 'embeddings' and no freezing",
-            ),
-            (
-                freezes and self.tying not in ("none", "gradient-disentangled"),
-                f"freeze_generator_at is set, but with tying '{self.tying}' the discriminator still trains weights that the "
-                "generator reads; set tying = 'none' or 'gradient-disentangled'",
-            ),
-            (
-                tied and unequal,
-                f"tying 'all' makes generator and discriminator one encoder, but {sizes}; set {equal}, or tying = 'embeddings'",
-            ),
-        ]
-        for conflict, message in conflicts:
+        }
+        for message, conflict in conflicts.items():
             if conflict:
                 raise ValueError(message)
         return self
@@ -379,10 +353,6 @@ class Generator:
         }
         return Replacement(prediction, term, corrupted_ids, observations)
 
-    def initial_loss(self) -> float:
-        """Expected loss before any training, in nats: ln V."""
-        return math.log(self.vocabulary.size)
-
 
 class Algorithm:
     """Decides which network is trained at which step, and from what the generator learns. Base of all algorithms.
@@ -450,7 +420,7 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
     Reference: Clark et al. 2020, section 2.
     """
 
-    Config: ClassVar[type[ObjectiveConfig]] = RTDConfig
+    Config = RTDConfig
 
     def __init__(self, config: RTDConfig, settings: BuildSettings) -> None:
         super().__init__(config, settings)
@@ -605,21 +575,11 @@ class ReplacedTokenDetection(MaskingObjective[RTDConfig]):
             "generator_loss": self.config.generator_weight,
             "discriminator_loss": self.config.discriminator_weight,
             "correction_loss": self.config.correction_weight,
+            "sentence_loss": self.config.sentence_contrastive_weight,
         }
-        if self.sentence_contrast is not None:
-            return self.sentence_contrast.evaluator(weights)
         return MetricsEvaluator(replaced_token_metrics, weights)
 
     def loss_weights(self) -> tuple[float, float] | None:
         config = self.config
         is_sum = config.algorithm == "joint" and not (config.sentence_contrastive_weight or config.correction_weight)
         return (config.generator_weight, config.discriminator_weight) if is_sum else None
-
-    def initial_loss(self) -> float:
-        """ln V + 50 ln 2: about 45 for 30,522 words."""
-        config = self.config
-        generator = config.generator_weight * self._generator.initial_loss()
-        # Of the terms of an adversarial generator, the surrogate begins at 0 and the baseline at ln 2.
-        start = math.log(2) if self._algorithm.needs_rewards else generator
-        correction = config.correction_weight * initial_copy_loss(self.vocabulary.size, config.mask_probability)
-        return start + correction + (config.discriminator_weight + config.sentence_contrastive_weight) * math.log(2)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -17,11 +17,10 @@ from discern.models.base import Encoder
 from discern.models.config import ModelConfig
 from discern.models.heads import ReplacedTokenHead, TiedLMHead
 from discern.models.two_tower.encoder import two_tower_generator
-from discern.objectives.base import Evaluator, Phase
+from discern.objectives.base import Phase
 from discern.objectives.losses import DenseLogits, word_logits
-from discern.objectives.metrics import Binary, MetricsEvaluator, Ratios, replaced_token_metrics
 from discern.objectives.rtd import Algorithm, Generator, GeneratorInputs, Prediction, Replacement, RTDConfig
-from discern.types import CorruptedBatch, LossTerm, Places, PlacesOf, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, LossTerm, Places, TokenBatch
 
 
 class TwoTowerGenerator(Generator):
@@ -32,7 +31,7 @@ class TwoTowerGenerator(Generator):
     Reference: Clark et al. 2020 (Electric), section 2.3, and its table of results for "ELECTRA-TT".
     """
 
-    learns_at: ClassVar[PlacesOf] = "words"
+    learns_at = "words"
 
     def build(self, inputs: GeneratorInputs) -> tuple[Encoder, TiedLMHead]:
         settings, sizes, embeddings, _ = inputs
@@ -71,10 +70,6 @@ class FixedGenerator(Generator):
         logits = DenseLogits(self.table.log_probabilities.expand(len(chosen.index), -1))
         return Prediction(logits, chosen, logits, None)
 
-    def initial_loss(self) -> float:
-        """The entropy of the distribution: its mean loss over text with these word frequencies."""
-        return float(torch.special.entr(self.table.log_probabilities.double().exp()).sum())
-
 
 class TwoStage(Algorithm):
     """Trains the generator alone, by maximum likelihood; then freezes it and trains the discriminator alone on its samples.
@@ -86,7 +81,7 @@ class TwoStage(Algorithm):
     Reference: Clark et al. 2020, section 3.2, figure 3 right ("two-stage").
     """
 
-    trains_separately: ClassVar[bool] = True
+    trains_separately = True
 
     def phases(self, max_steps: int, copy: Callable[[], None]) -> list[Phase]:
         # Beyond the end only in a run that was shortened
@@ -113,7 +108,7 @@ class Adversarial(Algorithm):
     Reference: Clark et al. 2020, appendix F; Williams 1992.
     """
 
-    needs_rewards: ClassVar[bool] = True
+    needs_rewards = True
 
     def __init__(self, config: RTDConfig, generator: Generator) -> None:
         super().__init__(config, generator)
@@ -189,18 +184,3 @@ class SentenceContrast(nn.Module):
         total = F.binary_cross_entropy_with_logits(logits.float(), tampered.float(), reduction="sum")
         observations = {"sentence_logits": logits.detach(), "is_tampered": tampered}
         return LossTerm(total, logits.shape[0], self._weight), observations
-
-    def evaluator(self, weights: Mapping[str, float]) -> Evaluator:
-        """An empty collector of the metrics of the tokens and of the texts.
-
-        Args:
-            weights: of the other losses.
-        """
-        return MetricsEvaluator(_metrics, {**weights, "sentence_loss": self._weight})
-
-
-def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, Binary]:
-    ratios, binary = replaced_token_metrics(output, batch)
-    logits, tampered = output.observations["sentence_logits"], output.observations["is_tampered"]
-    loss, correct = output.terms["sentence"].total, ((logits > 0) == tampered).sum()
-    return ratios | {"sentence_loss": (loss, len(logits)), "sentence_accuracy": (correct, len(logits))}, binary

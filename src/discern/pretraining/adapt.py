@@ -75,8 +75,14 @@ def adapt(
         CheckpointError, NumericsError: the run had to stop; its last intact checkpoint is kept.
         KeyboardInterrupt, SystemExit(143): the run was asked to stop, and has been saved.
     """
-    options: dict[str, Any] = {"out": out, "config": config, "overrides": overrides, "resume": resume}
-    options |= {"replay": replay, "replay_share": replay_share}
+    options: dict[str, Any] = {
+        "out": out,
+        "config": config,
+        "overrides": overrides,
+        "replay": replay,
+        "replay_share": replay_share,
+        "resume": resume,
+    }
     if added is not None:
         data = data_with_tokens(model, data=data, added=added, progress=progress, **options)
     planned = _plan(model, data=data, progress=progress, **options)
@@ -112,7 +118,7 @@ def adapt(
                 + (", or a larger share of it" if number else "")
             )
     results = {"step": record["step"], **results, "after": after}
-    write_json(out / ADAPTATION_FILE, results)
+    write_json(path, results)
     return results
 
 

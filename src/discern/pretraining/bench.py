@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import platform
 import statistics
 import time
 import weakref
@@ -35,6 +34,7 @@ from discern.pretraining.resume import check_parameters, meta_objective
 from discern.pretraining.run import check_shares
 from discern.progress import Progress, Silent
 from discern.training.config import PretrainConfig, learning_rate, load_pretrain_config, step_sizes
+from discern.training.device import device_name
 from discern.training.distributed import Ranks, explain_lack_of_memory, join_ranks, peak_memory
 from discern.training.execution import (
     autocast,
@@ -121,8 +121,9 @@ def bench(
         compilation = choose_compilation(train.compile, ranks.device, None)
         if train.compile:
             listener.note(compilation.note)
-        context = synthetic_context(settings, objective, ranks, size, fill, listener, _STEPS_OF_ROWS * train.sequences_per_step)
-        context = replace(context, precision=precision.name, compiled=compilation.enabled)
+        rows = _STEPS_OF_ROWS * train.sequences_per_step
+        context = synthetic_context(settings, objective, ranks, precision.name, size, fill, listener, rows)
+        context = replace(context, compiled=compilation.enabled)
 
         # Measure
         phases = objective.phases(train.max_steps)
@@ -142,7 +143,7 @@ def bench(
             "compile": context.compiled,
             "kernels": ranks.device.type == "cpu" and kernels.load_kernels().library is not None,
             "device": str(ranks.device),
-            "device_name": torch.cuda.get_device_name(ranks.device) if ranks.device.type == "cuda" else processor_name(),
+            "device_name": device_name(ranks.device),
             "threads": torch.get_num_threads(),
             "processes": ranks.world_size,
             "torch": torch.__version__,
@@ -160,7 +161,8 @@ def time_training(context: TrainContext, phase: Phase, seconds: float = 8.0, pre
     """
     ranks = context.ranks
     context.objective.train()
-    with torch.random.fork_rng([ranks.device] if ranks.device.type == "cuda" else []), ThreadPoolExecutor(1) as reader:
+    devices = [] if ranks.device.type == "cpu" else [ranks.device]
+    with torch.random.fork_rng(devices, device_type=ranks.device.type), ThreadPoolExecutor(1) as reader:
         if phase.start is not None:
             phase.start()
         step = training_step(context, phase, reader)
@@ -222,8 +224,8 @@ def _time(context: TrainContext, step: Callable[[], int], seconds: float) -> Tim
     def timed() -> tuple[int, float]:
         begin = time.perf_counter()
         tokens = step()
-        if ranks.device.type == "cuda":
-            torch.cuda.synchronize(ranks.device)
+        if ranks.device.type != "cpu":
+            torch.accelerator.synchronize(ranks.device)
         return tokens, time.perf_counter() - begin
 
     timing = Timing(record_products(context.objective, step))
@@ -257,19 +259,18 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
         seconds = ranks.gather(sum(count * shortest(product) for product, count in timing.products.items()))
         return float(timing.tokens[0] / max(seconds))
 
-    def mean(values: Sequence[float]) -> float:
-        return sum(value * weight for value, weight in zip(values, weights, strict=True)) / sum(weights)
-
     speed = statistics.harmonic_mean([timing.tokens_per_second for timing in training], weights)
     bound, forward_bound = statistics.harmonic_mean([limit(timing) for timing in training], weights), limit(forward)
     milliseconds = [1000 * second for timing in training for second in timing.seconds]
     # FLOPs that are executed, and those that the model needs: on real tokens, with nothing computed twice
     tokens = training[0].tokens[0]
-    executed = mean([sum(count * product.flops for product, count in timing.products.items()) for timing in training])
+    flops = [sum(count * product.flops for product, count in timing.products.items()) for timing in training]
+    executed = statistics.fmean(flops, weights)
     numbers = np.arange(context.train.sequences_per_step)
     lengths = Counter(context.source.batch(numbers, numbers).attention_mask.sum(1).tolist())
     passes = [context.objective.forward_passes(phase) for phase in phases]
-    needed = mean([sum(executed_flops(each, *size, recomputed=False) for size in lengths.items()) for each in passes])
+    required = [sum(executed_flops(each, *size, recomputed=False) for size in lengths.items()) for each in passes]
+    needed = statistics.fmean(required, weights)
     measured = [product.flops / shortest(product) for timing in (forward, *training) for product in timing.products]
     peak = max(fastest_product(ranks.device, context.precision), *measured) * ranks.world_size
     return {
@@ -289,13 +290,6 @@ def _speeds(context: TrainContext, forward: Timing, training: Sequence[Timing], 
         "flops_per_token": needed / tokens,
         "model_flops_utilization": needed / tokens * speed / peak,
     }
-
-
-def processor_name() -> str:
-    """Model name of the processor."""
-    info = Path("/proc/cpuinfo")
-    name = info.read_text(errors="replace").partition("model name")[2].partition("\n")[0].lstrip("\t :") if info.exists() else ""
-    return name or platform.processor() or platform.machine()
 
 
 META = torch.device("meta")
@@ -343,9 +337,16 @@ def synthetic_vocabulary(size: int) -> Vocabulary:
 
 
 def synthetic_context(
-    config: PretrainConfig, objective: Objective, ranks: Ranks, vocab_size: int, fill: float, progress: Progress, count: int
+    config: PretrainConfig,
+    objective: Objective,
+    ranks: Ranks,
+    precision: str,
+    vocab_size: int,
+    fill: float,
+    progress: Progress,
+    count: int,
 ) -> TrainContext:
-    """A context of the loop on made-up text, in which nothing is written; its precision is float32.
+    """A context of the loop on made-up text, in which nothing is written.
 
     Args:
         fill: fraction of real tokens in the rows.
@@ -359,7 +360,7 @@ def synthetic_context(
         optimizer=config.optimizer,
         train=config.train,
         ranks=ranks,
-        precision="float32",
+        precision=precision,
         folder=Path(),
         metrics_log=None,
         progress=progress,
@@ -388,8 +389,7 @@ def meta_steps(config: PretrainConfig, objective: Objective, precision: str, voc
         precision: 'float32' or 'bfloat16'.
     """
     rows, at_once = config.train.sequences_per_step, config.train.micro_batch_size or config.train.sequences_per_step
-    context = synthetic_context(config, objective.to(META), Ranks(0, 1, META), vocab_size, fill, Silent(), at_once)
-    context = replace(context, precision=precision)
+    context = synthetic_context(config, objective.to(META), Ranks(0, 1, META), precision, vocab_size, fill, Silent(), at_once)
     phases = objective.phases(config.train.max_steps)
     steps = [meta_step(context, phase) for phase in phases]
     flops = sum(step.flops * phase.steps for step, phase in zip(steps, phases, strict=True)) / config.train.max_steps

@@ -85,7 +85,8 @@ def estimate(planned: Plan, *, device: str = "auto", processes: int = 1) -> Esti
         "flops_paper_convention": flops.paper,
         "memory_bytes": meta_steps(own, objective, precision, vocabulary.size).peak_memory_bytes,
         "slot_memory_bytes": slot_memory(config, objective),
-        "estimated_seconds": flops.executed / speed,
+        "estimated_seconds": (seconds := flops.executed / speed),
+        "estimated_cost": None if config.train.price_per_hour is None else config.train.price_per_hour * seconds / 3600,
         "epochs": max(epochs),
         "mixture": mixture,
         "precision": precision,
@@ -118,6 +119,7 @@ def _text(planned: Plan, values: dict[str, Any], processes: int) -> str:
         f"arithmetic    {values['flops']:.4e} FLOPs executed; {values['flops_paper_convention']:.4e} by the paper's convention",
         f"memory        about {values['memory_bytes'] / 2**30:.1f} GiB{each} (estimate){slots}",
         f"time          about {time_text} on this machine's {values['device']} in {values['precision']} (estimate)",
+        *([] if (cost := values["estimated_cost"]) is None else [f"cost          about {cost:,.2f} (estimate)"]),
         f"steps         {steps_text}",
         f"epochs        {values['epochs']:,.2f}",
         *(

@@ -29,7 +29,7 @@ Resume: TypeAlias = Literal["auto", "never", "must"]
 
 _MAY_CHANGE = """
     max_steps max_hours log_every_steps evaluate_every_steps evaluate_sequences checkpoint_every_steps keep_checkpoints
-    tensorboard tracker micro_batch_size gradient_checkpointing parallel
+    price_per_hour tensorboard tracker micro_batch_size gradient_checkpointing parallel
 """
 MAY_CHANGE = {f"train.{key}" for key in _MAY_CHANGE.split()}
 """Settings that may change when a run is resumed; any other change makes it another run."""
@@ -262,7 +262,7 @@ _BYTES_BEFORE_DIVIDING = 8
 def machine_memory(device: torch.device) -> int | None:
     """Bytes of memory of the GPU, or else of the machine or the limit of its container; None if unknown."""
     if device.type == "cuda":
-        return int(torch.cuda.get_device_properties(device).total_memory)
+        return int(torch.get_device_module(device).get_device_properties(device).total_memory)
     try:
         installed = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError):  # no such name on this system
@@ -289,8 +289,11 @@ def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: tor
         processes: number of processes that train together; on the CPU, they share the memory.
 
     Raises:
-        ConfigError: its parts don't fit together, or they do not fit into the memory of the device.
+        ConfigError: its parts don't fit together or into the memory of the device, or the device lacks what they compute with.
     """
+    if device.type == "mps" and getattr(config.objective, "masking", None) == "entropy":
+        hint = "choose another masking, or --device cpu"
+        raise ConfigError("objective.masking 'entropy' adds up in float64, which mps lacks", hint=hint)
     present = machine_memory(device)
     count = sum(parameter.numel() for parameter in meta_objective(config, vocabulary).parameters())
     shards = processes if config.train.divides_weights(processes) and device.type != "cpu" else 1

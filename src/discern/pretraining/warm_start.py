@@ -239,17 +239,16 @@ def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[in
     return torch.cat([rows, *(rows[list(ids)].mean(0, keepdim=True) for ids in pieces)])
 
 
-@torch.no_grad()
-def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
-    """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
+def masked_language_model(folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> Network:
+    """The network of a folder that predicts words.
 
     Args:
-        folder: a run, an export or a Hugging Face ELECTRA. From a run, the generator or the encoder of objective `mlm` is used.
+        folder: a run, an export or a Hugging Face model. Of several networks, the generator is used.
         tokenizer_fingerprint: fingerprint of the data set's tokenizer.
         warn: called for each damaged checkpoint that was skipped.
 
     Raises:
-        ConfigError: the folder has no masked language model, or one with other sizes.
+        ConfigError: the folder has no masked language model.
         DataError: the folder holds no model, or one with another tokenizer.
         CheckpointError: its weights are missing or damaged.
     """
@@ -264,7 +263,17 @@ def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: s
             f"{folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
             hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
         )
-    target = objective.networks()[GENERATOR]
+    return source
+
+
+@torch.no_grad()
+def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
+    """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
+
+    Raises:
+        ConfigError, DataError, CheckpointError: as `masked_language_model`, or it has other sizes.
+    """
+    source, target = masked_language_model(folder, tokenizer_fingerprint, warn), objective.networks()[GENERATOR]
     values, parameters = named_parameters(source), named_parameters(target)
     _check_shapes(f"the generator of {folder}", values, parameters, source, target)
     for name, parameter in parameters.items():
@@ -324,8 +333,10 @@ def extended_data(folder: Path, out: Path, added: AddedTokens, progress: Progres
         raise DataError(
             f"to add tokens, the text of {folder} is read again, which standard input cannot be", hint="prepare it from a file"
         )
-    corpus = CorpusOptions(**{name: value for name, value in settings.items() if name in CorpusOptions.__dataclass_fields__})
-    options = PrepareOptions(**{name: value for name, value in settings.items() if name in PrepareOptions.__dataclass_fields__})
+    kinds: tuple[Any, ...] = (CorpusOptions, PrepareOptions)
+    corpus, options = (
+        kind(**{name: value for name, value in settings.items() if name in kind.__dataclass_fields__}) for kind in kinds
+    )
     options = replace(options, workers=available_cores())
     tokenizer = data.tokenizer()
     if added.file is not None:
@@ -408,8 +419,8 @@ def start_config(
 
     # The sizes are those of the model
     sizes, problems = _sizes(main_network(start)), []
-    for key, size in ((f"model.{name}", size) for name, size in sizes.items()):
-        setting = settings.get(key)
+    for name, size in sizes.items():
+        setting = settings.get(key := f"model.{name}")
         if setting is not None and setting.origin.by_user and setting.value != size:
             text = (
                 f"{setting.origin.where}: {key} is {quoted(setting.value)}, but the weights of {start.folder} have {quoted(size)}"

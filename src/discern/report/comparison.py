@@ -13,6 +13,14 @@ from discern.report.page import Page, Table
 Comparison = Mapping[str, Any]
 """The contents of comparison.json."""
 _BLANK = "–"
+_COSTS = {
+    "steps": "steps",
+    "flops": "FLOPs",
+    "flops_paper_convention": "FLOPs, paper",
+    "seconds": "seconds",
+    "positions": "positions read",
+    "parameters": "parameters",
+}
 
 
 def comparison_page(comparison: Comparison) -> Page:
@@ -30,6 +38,14 @@ def comparison_page(comparison: Comparison) -> Page:
         for key, value in run["settings"].items()
         if value is not None
     ]
+    failures = [[run["name"], seed, "pre-training", reason] for run in runs for seed, reason in run["failures"].items()]
+    failures += [
+        [run["name"], str(comparison["seeds"][int(number)]), f"{task}, fine-tuning seed {seed}", reason]
+        for run in runs
+        for task in comparison["tasks"]
+        for number, reasons in run["scores"][task]["failed_finetunings"].items()
+        for seed, reason in reasons.items()
+    ]
     return Page(
         title=f"discern: {', '.join(run['name'] for run in runs)} at equal {comparison['budget_unit']}"
         + ("" if comparison["complete"] else " (not finished)"),
@@ -37,8 +53,22 @@ def comparison_page(comparison: Comparison) -> Page:
         charts=[*_pareto(comparison, trained), *metric_charts(logs, comparison["equal"])],
         sections=[
             _scores(comparison),
-            _significance(comparison),
-            _cost(comparison),
+            Table(
+                f"Against {reference}",
+                ("run", "score", "difference of the medians", "p", "seeds"),
+                [
+                    [entry["run"], entry["task"], f"{entry['difference_of_medians']:+.4f}", p_text(entry), entry["verdict"]]
+                    for entry in comparison["significance"]
+                ],
+                " ".join(significance_notes(comparison)),
+            ),
+            Table(
+                "Cost",
+                ("run", *_COSTS.values()),
+                [[run["name"], *(_short(run[key]) for key in _COSTS)] for run in runs],
+                f"Medians over the seeds that did not diverge, of pre-training alone. FLOPs: {comparison['convention']}. "
+                "'Paper': by the paper's script.",
+            ),
             held_out_table("Held-out metrics", held_out, note),
             Table(
                 f"Settings that differ from those of {reference}",
@@ -46,7 +76,12 @@ def comparison_page(comparison: Comparison) -> Page:
                 settings,
                 f"Settings of {reference} that another objective does not have are left out.",
             ),
-            _failures(comparison),
+            Table(
+                "Failures",
+                ("run", "seed", "part", "reason"),
+                failures,
+                "To repeat a pre-training that failed, remove its folders results/RUN/seed-N and work/RUN/seed-N.",
+            ),
         ],
         notes=_notes(comparison, len(trained)),
     )
@@ -140,46 +175,6 @@ def _scores(comparison: Comparison) -> Table:
         rows.append([run["name"], *(with_spread(run["scores"][column]) for column in columns), seeds])
     note = "Median over the pre-training seeds, with the lowest and the highest; failed fine-tuning seeds are included."
     return Table("Scores after fine-tuning", ["run", *heads, "seeds"], rows, note)
-
-
-def _failures(comparison: Comparison) -> Table:
-    runs = comparison["runs"]
-    rows = [[run["name"], seed, "pre-training", reason] for run in runs for seed, reason in run["failures"].items()]
-    note = "To repeat a pre-training that failed, remove its folders results/RUN/seed-N and work/RUN/seed-N."
-    rows += [
-        [run["name"], str(comparison["seeds"][int(number)]), f"{task}, fine-tuning seed {seed}", reason]
-        for run in runs
-        for task in comparison["tasks"]
-        for number, reasons in run["scores"][task]["failed_finetunings"].items()
-        for seed, reason in reasons.items()
-    ]
-    return Table("Failures", ("run", "seed", "part", "reason"), rows, note)
-
-
-def _significance(comparison: Comparison) -> Table:
-    rows = [
-        [entry["run"], entry["task"], f"{entry['difference_of_medians']:+.4f}", p_text(entry), entry["verdict"]]
-        for entry in comparison["significance"]
-    ]
-    columns = ("run", "score", "difference of the medians", "p", "seeds")
-    return Table(f"Against {comparison['reference']}", columns, rows, " ".join(significance_notes(comparison)))
-
-
-def _cost(comparison: Comparison) -> Table:
-    columns = {
-        "steps": "steps",
-        "flops": "FLOPs",
-        "flops_paper_convention": "FLOPs, paper",
-        "seconds": "seconds",
-        "positions": "positions read",
-        "parameters": "parameters",
-    }
-    rows = [[run["name"], *(_short(run[key]) for key in columns)] for run in comparison["runs"]]
-    note = (
-        f"Medians over the seeds that did not diverge, of pre-training alone. FLOPs: {comparison['convention']}. 'Paper': by the "
-        "paper's script."
-    )
-    return Table("Cost", ("run", *columns.values()), rows, note)
 
 
 def _pareto(comparison: Comparison, trained: list[Mapping[str, Any]]) -> list[Chart]:

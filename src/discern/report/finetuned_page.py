@@ -96,6 +96,8 @@ def _scores(tasks: Mapping[str, Any]) -> Table:
             deviation = entry["standard_deviation"]
             spread = None if deviation is None else f"{entry['worst']:.4f} to {entry['best']:.4f}"
             rows.append([title, "this model", metric, entry["median"], deviation, spread, split])
+        if teacher := entry.get("teacher"):
+            rows.append([title, f"teacher: {teacher['model']}", metric, teacher["score"], None, None, split])
         for baseline in (entry.get("baselines") or {}).values():
             rows.append([title, f"baseline: {baseline['title']}", metric, baseline["metrics"][metric], None, None, split])
         others = {name: value for name, value in entry["metrics"].items() if name != metric}

@@ -209,15 +209,11 @@ def render_template(name: str, *, package: str = "discern.report", **values: obj
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters["code"] = as_code
+    # What is between backticks as code; everything is escaped
+    environment.filters["code"] = lambda text: Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
     html = environment.get_template(name).render(**values)
     # Half a surrogate pair, as in a badly encoded argument, becomes "?".
     return html.encode("utf-8", "replace").decode("utf-8")
-
-
-def as_code(text: str) -> Markup:
-    """A text with what is between backticks as code; everything is escaped."""
-    return Markup(re.sub("`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def package_text(name: str, package: str = "discern.report") -> str:

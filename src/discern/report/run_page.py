@@ -196,6 +196,15 @@ def verdict_of_run(run: LoggedRun) -> list[str]:
     return run_verdict(f"Steps: {steps_done(run)}.", metrics, judged)
 
 
+def spent(run: Path) -> dict[str, float]:
+    """Hours of training in the log of a run, with their cost and joules as far as they are known; empty without a record."""
+    if not (records := read_metrics(run)):
+        return {}
+    hours, price = records[-1].get("seconds", 0.0) / 3600, read_written_config(run / CONFIG_FILE).train.price_per_hour
+    values = {"hours": hours, "cost": price and hours * price, "energy_joules": records[-1].get("energy_joules")}
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _title(config: PretrainConfig) -> str:
     return TITLES.get(config.objective.name, config.objective.name)
 
@@ -239,13 +248,15 @@ def example_pieces(tokenizer: Tokenizer, row: Mapping[str, Sequence[Any]]) -> li
 def _facts(run: LoggedRun) -> list[tuple[str, str]]:
     """The head of the page, without paths and machine names, so that the page can be shared."""
     config, record, last = run.config, run.record, run.metrics_log[-1]
-    statistics, unknown = record["statistics"], record["statistics"].get("unknown_fraction")
+    statistics, unknown, used = record["statistics"], record["statistics"].get("unknown_fraction"), spent(run.folder)
     facts = {
         "Objective": _title(config),
         **{name.capitalize(): _size(network.encoder.config) for name, network in run.objective.networks().items()},
         "Vocabulary": f"{record['vocab_size']:,} tokens",
         "Steps": steps_done(run),
         "Time in training": duration_in_words(last["seconds"]),
+        "Cost": f"{used['cost']:,.2f}" if "cost" in used else "",
+        "Energy": f"{used['energy_joules'] / 3.6e6:,.3f} kWh" if "energy_joules" in used else "",
         "FLOPs executed": f"{last['flops']:.3e}" if "flops" in last else "",
         "Peak memory": f"{last['peak_memory_bytes'] / 2**30:.2f} GiB",
         **{f"Share of {source}": f"{share:.1%} of the tokens" for source, share in record.get("mixture", {}).items()},

@@ -171,7 +171,7 @@ class ScoreRequest(ApiRequest):
     tokens: bool = Field(False, description="Also return the score of each token.")
 
     async def answer(self, model: ServedModel, batcher: Batcher) -> Any:
-        return model.score_values(await batcher.run(model.score, self.items), tokens=self.tokens)
+        return model.score_values(await batcher.run(model.scorer.score, self.items), tokens=self.tokens)
 
 
 class EmbedRequest(ApiRequest):

@@ -92,10 +92,6 @@ class ServedModel:
         """
         return [fill_values(text, fill_masks(self.filler, text, top, _ignore)) for text in texts]
 
-    def score(self, texts: Sequence[str]) -> list[Score]:
-        """The score of each text."""
-        return self.scorer.score(texts)
-
     def score_values(self, scores: Sequence[Score], *, tokens: bool) -> dict[str, Any]:
         """What `discern score --json` prints about the scores of some texts.
 
@@ -111,8 +107,7 @@ class ServedModel:
 
     def embed(self, texts: Sequence[str], pooling: Literal["auto", "mean", "mean-all", "cls"]) -> list[list[float]]:
         """The vector of each text."""
-        vectors: list[list[float]] = self.reader.encode(texts, pooling).tolist()
-        return vectors
+        return self.reader.encode(texts, pooling).tolist()  # type: ignore[no-any-return]
 
     def predict(self, texts: Sequence[Any], task: str | None) -> list[dict[str, Any]]:
         """For each text, a line of `discern predict`.

@@ -70,7 +70,7 @@ class JointHead(TaskHead):
             expected = (start_logits.softmax(-1).to(hidden.dtype)[:, None] @ hidden)[:, 0]
             inner = self.answerable_inner(torch.cat([hidden[:, 0], expected], -1))
             null = self.answerable(F.gelu(inner)).squeeze(-1).float()
-            outputs["null"] = null.detach()
+            outputs["null"] = null
             if loss is not None:
                 impossible = rows.targets["impossible"]
                 loss = loss + self.answerable_weight * F.binary_cross_entropy_with_logits(null, impossible, reduction="sum")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from discern.config.schema import Section
-from discern.data.sources.documents import Problem
+from discern.data.sources.documents import Problem, ProblemLog
 from discern.data.tables import Table
 from discern.data.tokenizer.tokens import encode_texts
 from discern.models.base import Encoder
@@ -37,6 +37,7 @@ LossAndOutputs = tuple[Tensor | None, dict[str, Tensor]]
 """The loss of a head, or None without targets, and its outputs by name."""
 Prediction = dict[str, Any]
 """Prediction for one example, as written to a file of predictions; `id` is the id of the example."""
+Predictions = Sequence[Prediction]
 
 
 # Number of texts tokenized at a time: the id lists of a large file take more memory than its rows.
@@ -239,7 +240,7 @@ class TaskHead(nn.Module, abc.ABC):
             rows: their targets, if any.
 
         Returns:
-            The loss summed over all items, in nats, or None without targets; and the detached outputs by name.
+            The loss summed over all items, in nats, or None without targets; and the outputs by name.
         """
 
 
@@ -257,6 +258,8 @@ class Task(abc.ABC, Generic[E]):
     family: ClassVar[str]
     objective: ClassVar[str | None] = None
     """The objective that trains the family, as `module:Class`; None: `SupervisedObjective`, which can train several tasks."""
+    make_rows: ClassVar[Callable[..., Iterator[tuple[Any, str]]]]
+    """Makes an example of each row of a table, with its place; see `rows`."""
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
         self.name = name
@@ -285,7 +288,7 @@ class Task(abc.ABC, Generic[E]):
     @classmethod
     def rows(cls, table: Table, layout: Layout) -> Iterator[E]:
         """The examples of a table to predict, one by one; only for families that are predicted."""
-        raise NotImplementedError
+        return (example for example, _ in cls.make_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[E]) -> None:
         """Raise a DataError if a labeled file has labels that the training file lacks."""
@@ -315,10 +318,10 @@ class Task(abc.ABC, Generic[E]):
         """The prediction for each example."""
 
     @abc.abstractmethod
-    def score(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> Scores:
+    def score(self, examples: Sequence[E], predictions: Predictions) -> Scores:
         """The metrics by name, the headline metric first."""
 
-    def metric_terms(self, metric: str, examples: Sequence[E], predictions: Sequence[Prediction]) -> NDArray[np.float64] | None:
+    def metric_terms(self, metric: str, examples: Sequence[E], predictions: Predictions) -> NDArray[np.float64] | None:
         """(N, 2) what each prediction adds to the numerator and the denominator of a metric, which is the ratio of their sums.
 
         The terms of a mean are the values and ones. None, the default: the metric is no such ratio; resampled examples are scored
@@ -327,11 +330,11 @@ class Task(abc.ABC, Generic[E]):
         return None
 
     @abc.abstractmethod
-    def mistakes(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    def mistakes(self, examples: Sequence[E], predictions: Predictions) -> list[dict[str, Any]]:
         """Wrong predictions, the worst first, each with `text`, `gold` and `badness` (higher is worse)."""
 
     @abc.abstractmethod
-    def failure(self, examples: Sequence[E], predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[E], predictions: Predictions) -> str | None:
         """Why these predictions show that the network learned nothing ("every prediction is 1"), or None.
 
         Equal predictions are no failure where they are right.

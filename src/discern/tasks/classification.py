@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 import torch
@@ -16,8 +16,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.data.sources.documents import ProblemLog
-from discern.data.tables import Table
+from discern.data.tables import number_in
 from discern.errors import DataError, nearest
 from discern.models.config import ModelConfig
 from discern.models.heads import NGrams, PairStates, PredictionLayers, mean_state
@@ -26,10 +25,10 @@ from discern.tasks.base import (
     ClassificationExample,
     Definition,
     Labels,
-    Layout,
     LossAndOutputs,
     Outputs,
     Prediction,
+    Predictions,
     Reading,
     Scores,
     Task,
@@ -46,7 +45,7 @@ from discern.types import TokenBatch
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"summary": torch.tanh, "dense": F.gelu}
 # Key of what is predicted, by the kind of the labels.
-_PREDICTED = {"single": "label", "multi": "labels", "number": "score"}
+PREDICTED = {"single": "label", "multi": "labels", "number": "score"}
 
 
 class ClassificationConfig(TaskConfig):
@@ -137,7 +136,7 @@ class ClassificationHead(TaskHead):
             loss = (losses * self.weights).sum()
         elif "score" in rows.targets:
             loss = (logits[:, 0] - rows.targets["score"]).square().sum()
-        return loss, {"logits": logits.detach()}
+        return loss, {"logits": logits}
 
 
 class Classification(Task[ClassificationExample]):
@@ -146,9 +145,10 @@ class Classification(Task[ClassificationExample]):
     A pair that is too long is truncated at the end of its longer text, as in BERT.
     """
 
-    Config: ClassVar[type[TaskConfig]] = ClassificationConfig
+    Config = ClassificationConfig
     config: ClassificationConfig
-    family: ClassVar[str] = "classification"
+    family = "classification"
+    make_rows = staticmethod(text_rows)
 
     @classmethod
     def learn(cls, train: Reading[ClassificationExample], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
@@ -180,10 +180,6 @@ class Classification(Task[ClassificationExample]):
         cls, path: Path, definition: Definition[Any], split: str, config: TaskConfig, *, labeled: bool = True
     ) -> Reading[ClassificationExample]:
         return read_texts(path, definition.layout, definition.labels, labeled=labeled)
-
-    @classmethod
-    def rows(cls, table: Table, layout: Layout) -> Iterator[ClassificationExample]:
-        return (example for example, _ in text_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[ClassificationExample]) -> None:
         counts = label_counts(reading.examples)
@@ -252,9 +248,9 @@ class Classification(Task[ClassificationExample]):
             predictions.append(prediction | {"logits": logits.round(6).tolist()})
         return predictions
 
-    def score(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> Scores:
+    def score(self, examples: Sequence[ClassificationExample], predictions: Predictions) -> Scores:
         gold: list[Any] = [example.label for example in examples]
-        predicted = [prediction[_PREDICTED[self.labels.kind]] for prediction in predictions]
+        predicted = [prediction[PREDICTED[self.labels.kind]] for prediction in predictions]
         if self.labels.kind == "number":
             return number_scores(gold, predicted, self.metrics)
         if self.labels.kind == "multi":
@@ -263,7 +259,7 @@ class Classification(Task[ClassificationExample]):
         return class_scores(gold, predicted, self.metrics, positive)
 
     def metric_terms(
-        self, metric: str, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]
+        self, metric: str, examples: Sequence[ClassificationExample], predictions: Predictions
     ) -> NDArray[np.float64] | None:
         if metric not in ("accuracy", "exact_match", "micro_f1"):
             return None
@@ -274,11 +270,11 @@ class Classification(Task[ClassificationExample]):
             return np.array([(2 * len(truth & guess), len(truth) + len(guess)) for truth, guess in pairs], np.float64)
         return np.array([(truth == guess, 1) for truth, guess in pairs], np.float64)
 
-    def mistakes(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    def mistakes(self, examples: Sequence[ClassificationExample], predictions: Predictions) -> list[dict[str, Any]]:
         records = []
         for example, prediction in zip(examples, predictions, strict=True):
             gold: Any = example.label
-            predicted = prediction[_PREDICTED[self.labels.kind]]
+            predicted = prediction[PREDICTED[self.labels.kind]]
             wrong = set(predicted) != set(gold) if self.labels.kind == "multi" else predicted != gold
             if not wrong:
                 continue
@@ -297,7 +293,7 @@ class Classification(Task[ClassificationExample]):
             records.append({**prediction, "text": example.text, **pair, "gold": gold, "badness": round(badness, 6)})
         return sorted(records, key=lambda record: -record["badness"])
 
-    def failure(self, examples: Sequence[ClassificationExample], predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[ClassificationExample], predictions: Predictions) -> str | None:
         if len(predictions) < 2:
             return None
         if self.labels.kind == "number":
@@ -306,7 +302,7 @@ class Classification(Task[ClassificationExample]):
             least = 1e-3 * abs(self.labels.scale)
             learned_nothing = max(scores) - min(scores) < least <= max(gold) - min(gold)
             return f"every prediction is about {scores[0]:.3g}" if learned_nothing else None
-        predicted = {str(prediction[_PREDICTED[self.labels.kind]]) for prediction in predictions}
+        predicted = {str(prediction[PREDICTED[self.labels.kind]]) for prediction in predictions}
         if len(predicted) > 1 or not self.mistakes(examples, predictions):
             return None
         return f"every prediction is {predicted.pop()}"
@@ -336,9 +332,7 @@ def frame_texts(
     return np.array(row, np.int32), np.array(segments, np.uint8), was_cut
 
 
-def _numerically(name: str) -> tuple[int, float, str]:
+def _numerically(name: str) -> tuple[bool, float, str]:
     """Sort key that puts numeric labels first, in numeric order."""
-    try:
-        return (0, float(name), name)
-    except ValueError:
-        return (1, 0.0, name)
+    number = number_in(name)
+    return number is None, number or 0.0, name

@@ -5,9 +5,11 @@ The task is named `pairs`, after its files. (A head that compares two texts in o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Bool, Float
@@ -27,6 +29,7 @@ from discern.tasks.base import (
     LossAndOutputs,
     Outputs,
     Prediction,
+    Predictions,
     Reading,
     Scores,
     Task,
@@ -39,11 +42,14 @@ from discern.tasks.baselines import Baseline
 from discern.tasks.features import Features, Ragged, TaskRows
 from discern.tasks.metrics import number_scores
 from discern.tasks.readers.text_groups import group_columns, is_retrieval, read_groups, read_retrieval
-from discern.tasks.retrieval import RETRIEVAL_METRICS, retrieval_scores, search
 from discern.types import TokenBatch
 
 NAME = "pairs"
 SIMILARITY_METRICS = ("spearman", "pearson")
+# Queries whose similarities with all documents are held in memory at a time.
+_QUERIES = 256
+_RECALLS = (1, 5, 10, 100)
+RETRIEVAL_METRICS = ("ndcg_at_10", "mrr", *(f"recall_at_{cutoff}" for cutoff in _RECALLS))
 # A step compares each anchor with the positives of all rows.
 _ROWS_PER_STEP = 64
 # Few pairs are soon learned: of 316 pairs, nDCG after 117 of 247 steps was within 0.002 of its best (benchmarks/records,
@@ -111,7 +117,7 @@ class VectorHead(TaskHead):
         return mean_state(hidden, mask).float()
 
     def forward(self, hidden: Float[Tensor, "R L D"], tokens: TokenBatch, rows: TaskRows) -> LossAndOutputs:
-        return None, {"vectors": self.pooled(hidden, tokens.attention_mask)[:, None].detach()}
+        return None, {"vectors": self.pooled(hidden, tokens.attention_mask)[:, None]}
 
 
 class Contrastive(Task[TextGroup]):
@@ -121,10 +127,10 @@ class Contrastive(Task[TextGroup]):
     among all texts of the file, or each query its relevant documents.
     """
 
-    Config: ClassVar[type[TaskConfig]] = ContrastiveConfig
+    Config = ContrastiveConfig
     config: ContrastiveConfig
-    family: ClassVar[str] = NAME
-    objective: ClassVar[str] = "discern.tasks.contrastive_objective:ContrastiveObjective"
+    family = NAME
+    objective = "discern.tasks.contrastive_objective:ContrastiveObjective"
 
     @classmethod
     def learn(cls, train: Reading[TextGroup], config: TaskConfig, fixed: tuple[str, ...]) -> Labels:
@@ -224,21 +230,19 @@ class Contrastive(Task[TextGroup]):
             {"id": example.id, "similarity": round(float(cosine), 6)} for example, cosine in zip(examples, cosines, strict=True)
         ]
 
-    def score(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> Scores:
+    def score(self, examples: Sequence[TextGroup], predictions: Predictions) -> Scores:
         gold = [example.score for example in examples if example.score is not None]
         if not gold:
             return retrieval_scores(predictions)
         return number_scores(gold, [prediction["similarity"] for prediction in predictions], SIMILARITY_METRICS)
 
-    def metric_terms(
-        self, metric: str, examples: Sequence[TextGroup], predictions: Sequence[Prediction]
-    ) -> NDArray[np.float64] | None:
+    def metric_terms(self, metric: str, examples: Sequence[TextGroup], predictions: Predictions) -> NDArray[np.float64] | None:
         if "ranks" not in predictions[0]:
             return None
         # One prediction per query, whereas the examples of a folder contain the documents too.
         return np.array([(self.score((), [each]).values[metric], 1) for each in predictions], np.float64)
 
-    def mistakes(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    def mistakes(self, examples: Sequence[TextGroup], predictions: Predictions) -> list[dict[str, Any]]:
         if examples[0].score is None:
             records = [
                 {**prediction, "badness": prediction["ranks"][0]} for prediction in predictions if prediction["ranks"][0] > 1
@@ -257,7 +261,7 @@ class Contrastive(Task[TextGroup]):
             ]
         return sorted(records, key=lambda record: -record["badness"])
 
-    def failure(self, examples: Sequence[TextGroup], predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[TextGroup], predictions: Predictions) -> str | None:
         similarities = [prediction["similarity"] for prediction in predictions if "similarity" in prediction]
         if len(similarities) > 1 and np.ptp(similarities) < 1e-6:
             return f"every pair of texts has similarity {similarities[0]:.4f}: all vectors are the same"
@@ -336,3 +340,90 @@ def pairs_definition(
     layout = Layout({role: (name,) for role, name in columns.items()}, format, "texts" if positive is None else "pairs")
     metrics = SIMILARITY_METRICS if judged else RETRIEVAL_METRICS
     return Definition(NAME, Contrastive, metrics, layout=layout, defaults=defaults)
+
+
+def search(examples: Sequence[TextGroup], vectors: Any) -> list[Prediction]:
+    """Search each query among the documents, or each anchor among the positives and negatives of all rows.
+
+    A document that is no nearer to the query than an irrelevant one ranks behind it: vectors that are all the same find nothing.
+
+    Args:
+        vectors: (T, D) vectors of the texts of all examples, one after another; dense or sparse.
+
+    Returns:
+        For each query, the `ranks` of its relevant documents from 1, their `grades`, and the text that was `found` first.
+    """
+    # They take a second to import.
+    from sklearn.preprocessing import normalize
+    from sklearn.utils.extmath import safe_sparse_dot
+
+    # Each query with the row of its vector and the grades of its relevant documents; each document with its row.
+    queries: dict[str, tuple[TextGroup, int, dict[str, float]]] = {}
+    documents: dict[str, tuple[str, int]] = {}
+    row = 0
+    for example in examples:
+        if example.relevant is not None:
+            queries[example.id] = example, row, dict(example.relevant)
+        elif len(example.texts) == 1:
+            documents[example.id] = example.text, row
+        else:
+            # The key of a text is the text: equal texts are one document, and equal anchors one query with all their positives.
+            _, _, grades = queries.setdefault(example.text, (example, row, {}))
+            grades[example.texts[1]] = 1.0
+            for document_row, text in enumerate(example.texts[1:], row + 1):
+                documents.setdefault(text, (text, document_row))
+        row += len(example.texts)
+
+    numbers = {key: number for number, key in enumerate(documents)}
+    texts, rows = zip(*documents.values(), strict=True)
+    vectors = normalize(vectors)
+    document_vectors = vectors[list(rows)]
+    predictions: list[Prediction] = []
+    for first in range(0, len(queries), _QUERIES):
+        block = list(queries.items())[first : first + _QUERIES]
+        block_vectors = vectors[[row for _, (_, row, _) in block]]
+        cosines = safe_sparse_dot(block_vectors, document_vectors.T, dense_output=True)
+        for (key, (example, _, grades)), similarities in zip(block, cosines, strict=True):
+            if key in numbers and key not in grades:
+                similarities[numbers[key]] = -np.inf  # as in BEIR, the query itself is not found, unless it is judged
+            relevant = [numbers[document] for document in grades]
+            others = np.delete(similarities, relevant)
+            ranked = sorted(zip(similarities[relevant], grades.values(), strict=True), key=lambda pair: -pair[0])
+            predictions.append(
+                {
+                    "id": example.id,
+                    "text": example.text,
+                    # The k-th nearest relevant document has k - 1 relevant ones before it.
+                    "ranks": [
+                        int((others >= similarity).sum()) + before for before, (similarity, _) in enumerate(ranked, start=1)
+                    ],
+                    "grades": [grade for _, grade in ranked],
+                    "found": texts[int(similarities.argmax())],
+                    "gold": [texts[number] for number in relevant[:3]],
+                }
+            )
+    return predictions
+
+
+def retrieval_scores(predictions: Sequence[Mapping[str, Any]]) -> Scores:
+    """The metrics of `RETRIEVAL_METRICS`, from what `search` returned: means over the queries.
+
+    Recall at k: the fraction of a query's relevant documents among the first k. MRR: the reciprocal rank of the first one. nDCG
+    at 10: the sum of grade / log2(rank + 1) over the first ten, divided by its largest possible value, as in trec_eval and BEIR.
+    """
+    count, ranks = len(predictions), [prediction["ranks"] for prediction in predictions]
+    gains = (
+        _gain(prediction["ranks"], prediction["grades"]) / _gain(itertools.count(1), sorted(prediction["grades"], reverse=True))
+        for prediction in predictions
+    )
+    values = {"ndcg_at_10": sum(gains) / count, "mrr": sum(1 / first for first, *_ in ranks) / count}
+    for cutoff in _RECALLS:
+        values[f"recall_at_{cutoff}"] = (
+            sum(sum(rank <= cutoff for rank in of_query) / len(of_query) for of_query in ranks) / count
+        )
+    return Scores(values)
+
+
+def _gain(ranks: Iterable[int], grades: Sequence[float]) -> float:
+    """The discounted cumulative gain at 10."""
+    return sum(grade / math.log2(rank + 1) for rank, grade in zip(ranks, grades, strict=False) if rank <= 10)

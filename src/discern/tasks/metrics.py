@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from discern.errors import ConfigError, DataError, did_you_mean
-from discern.tasks.base import Prediction, Scores, Task
+from discern.tasks.base import Predictions, Scores, Task
 from discern.tasks.baselines import deciding_metrics
 from discern.tasks.tags import spans_of
 
@@ -312,7 +312,7 @@ class PairedDifference:
     verdict: Verdict
 
 
-def interval(task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction]) -> tuple[float, float]:
+def interval(task: Task[Any], examples: Sequence[Any], predictions: Predictions) -> tuple[float, float]:
     """The interval of the headline metric. Its time grows with the number of examples: meant for at most some thousand."""
     metric = task.metrics[0]
     terms = task.metric_terms(metric, examples, predictions)
@@ -326,7 +326,7 @@ def interval(task: Task[Any], examples: Sequence[Any], predictions: Sequence[Pre
 
 
 def paired(
-    task: Task[Any], examples: Sequence[Any], predictions: Sequence[Prediction], baseline_predictions: Sequence[Prediction]
+    task: Task[Any], examples: Sequence[Any], predictions: Predictions, baseline_predictions: Predictions
 ) -> PairedDifference:
     """Whether the examples support that a model is better than a baseline.
 
@@ -356,7 +356,7 @@ def _is_fraction(terms: NDArray[np.float64] | None) -> TypeGuard[NDArray[np.floa
     return terms is not None and bool((terms[:, 1] == 1).all() and np.isin(terms[:, 0], (0, 1)).all())
 
 
-def _resampled(task: Task[Any], metric: str, examples: Sequence[Any], predictions: Sequence[Prediction]) -> NDArray[np.float64]:
+def _resampled(task: Task[Any], metric: str, examples: Sequence[Any], predictions: Predictions) -> NDArray[np.float64]:
     """(R,) the metric on resamples of the examples, drawn with replacement."""
     terms = task.metric_terms(metric, examples, predictions)
     generator = np.random.default_rng(0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from discern.data.sources.documents import ProblemLog
-from discern.data.tables import Table
 from discern.data.tokenizer.tokens import encode_texts
 from discern.errors import DataError
 from discern.models.config import ModelConfig
@@ -24,9 +23,9 @@ from discern.tasks.base import (
     Answer,
     Definition,
     Labels,
-    Layout,
     Outputs,
     Prediction,
+    Predictions,
     QuestionExample,
     Reading,
     Scores,
@@ -184,8 +183,9 @@ class Questions(Task[QuestionExample]):
     """
 
     family = "squad1"
-    Config: ClassVar[type[TaskConfig]] = QuestionConfig
+    Config = QuestionConfig
     config: QuestionConfig
+    make_rows = staticmethod(question_rows)
     has_impossible: ClassVar[bool] = False
     """Whether a question may have no answer in its context; it is then scored as in SQuAD 2.0."""
     similarities: ClassVar[Mapping[str, Similarity]] = SQUAD1
@@ -221,10 +221,6 @@ class Questions(Task[QuestionExample]):
         impossible = sum(example.impossible is True for example in reading.examples)
         note = (f"{impossible:,} of {len(reading.examples):,} questions have no answer",) if impossible else ()
         return replace(reading, notes=(*reading.notes, *note))
-
-    @classmethod
-    def rows(cls, table: Table, layout: Layout) -> Iterator[QuestionExample]:
-        return (example for example, _ in question_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[QuestionExample]) -> None:
         # A question has no answer by the criterion of the official metric: it has no golds.
@@ -340,7 +336,7 @@ class Questions(Task[QuestionExample]):
             predictions.append(prediction | {"nbest": answers})
         return predictions
 
-    def score(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> Scores:
+    def score(self, examples: Sequence[QuestionExample], predictions: Predictions) -> Scores:
         golds = [example.golds for example in examples]
         answers = [prediction["best_answer" if self.has_impossible else "answer"] for prediction in predictions]
         if self.has_impossible:
@@ -350,13 +346,11 @@ class Questions(Task[QuestionExample]):
             values = {name: float(best_similarities(golds, answers, metric).mean()) for name, metric in self.similarities.items()}
         return Scores({name: values[name] for name in self.metrics} | values)
 
-    def metric_terms(
-        self, metric: str, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]
-    ) -> NDArray[np.float64]:
+    def metric_terms(self, metric: str, examples: Sequence[QuestionExample], predictions: Predictions) -> NDArray[np.float64]:
         scores = [self.score([example], [each]) for example, each in zip(examples, predictions, strict=True)]
         return np.array([(score.values[metric], 1) for score in scores], np.float64)
 
-    def mistakes(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    def mistakes(self, examples: Sequence[QuestionExample], predictions: Predictions) -> list[dict[str, Any]]:
         similarities = self.metric_terms("f1", examples, predictions)[:, 0].tolist()
         records = []
         for example, prediction, similarity in zip(examples, predictions, similarities, strict=True):
@@ -370,7 +364,7 @@ class Questions(Task[QuestionExample]):
                 records.append(record | {"badness": round(1 - similarity, 6)})
         return sorted(records, key=lambda record: -record["badness"])
 
-    def failure(self, examples: Sequence[QuestionExample], predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[QuestionExample], predictions: Predictions) -> str | None:
         answers = {prediction["answer"] for prediction in predictions}
         if len(predictions) < 2 or len(answers) > 1 or not self.mistakes(examples, predictions):
             return None

@@ -21,14 +21,29 @@ from torch.nn import functional as F
 from discern.corruption.randomness import Randomness, key_of
 from discern.errors import ConfigError, NumericsError
 from discern.models.base import Encoder, Network, truncated_normal
-from discern.models.heads import NGrams, PredictionLayers
+from discern.models.heads import NGrams, PredictionLayers, mean_state
 from discern.objectives.base import Evaluator, Objective
+from discern.objectives.losses import distillation_loss
 from discern.progress import Progress
 from discern.tasks.base import Outputs, Task, TaskHead
-from discern.tasks.features import IGNORED, Features, Ragged, TaskBatch, TaskRowsInOrder
+from discern.tasks.features import IGNORED, Features, Ragged, TaskBatch, TaskRows, TaskRowsInOrder
 from discern.types import CorruptedBatch, LossTerm, Spans, StepOutput, TokenBatch, map_tensors
 
 FrameName = Literal["cls-first", "cls-last"]
+
+
+@dataclass(frozen=True)
+class Distillation:
+    """What is learned from a teacher besides the labels; see the settings of the same names.
+
+    Attributes:
+        width: number of values of the teacher's states.
+    """
+
+    teacher_weight: float
+    temperature: float
+    states_weight: float
+    width: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +90,13 @@ class SupervisedObjective(Objective):
         frame: order of [CLS], the texts and the padding that the encoder expects. Tasks and heads always use `[CLS] A [SEP]` or
             `[CLS] A [SEP] B [SEP]`, padded on the right, and 'cls-first' (BERT, ELECTRA) leaves it so; 'cls-last' (XLNet): see
             `cls_last_states`.
+        distillation: how the rows with a teacher's outputs are learned; None: there are none.
+
+    Attributes:
+        observes_states: whether the outputs include the mean state of each row, as `state`.
     """
+
+    observes_states = False
 
     def __init__(
         self,
@@ -87,6 +108,7 @@ class SupervisedObjective(Objective):
         sequences_per_step: int = 32,
         heldout: Mapping[str, Split] | None = None,
         frame: FrameName = "cls-first",
+        distillation: Distillation | None = None,
     ) -> None:
         super().__init__()
         self.encoder = encoder
@@ -94,6 +116,11 @@ class SupervisedObjective(Objective):
         # A generator may read embeddings of another width than that of its own settings.
         sizes = encoder.config.model_copy(update={"embedding_size": encoder.embeddings.embedding_size})
         self.heads = nn.ModuleDict({name: task.head(sizes, dropout) for name, task in tasks.items()})
+        # From the student's states to the teacher's; only training needs them.
+        self.projections = nn.ModuleDict()
+        if distillation is not None and distillation.states_weight:
+            self.projections.update({name: nn.Linear(sizes.hidden_size, distillation.width) for name in tasks})
+        self._distillation = distillation
         self.heldout = dict(heldout or {})
         self._frame = frame
         self._sums = reduction == "sum"
@@ -104,7 +131,7 @@ class SupervisedObjective(Objective):
         """Initialize the heads: Glorot uniform with zero biases, or as the encoder prescribes. The encoder is unchanged."""
         generator = torch.Generator().manual_seed(key_of(seed, "heads"))
         layers = self.encoder.config.head_layers()
-        for head in self.heads.values():
+        for head in (*self.heads.values(), *self.projections.values()):
             stds: dict[nn.Module, float | None] = {}
             if isinstance(inner := getattr(head, "inner", None), PredictionLayers):
                 stds = {inner.dense: layers.dense_std, cast(nn.Module, head.output): layers.output_std}
@@ -154,20 +181,51 @@ class SupervisedObjective(Objective):
             whole = len(group.rows) == tokens.size
             rows = tokens if whole else _select(tokens, group.rows)
             head = cast(TaskHead, self.heads[group.task])
-            states = head.inputs(hidden if whole else hidden[group.rows], self.encoder, rows.input_ids)
-            loss, outputs = head(states, rows, group)
+            states = hidden if whole else hidden[group.rows]
+            loss, outputs = head(head.inputs(states, self.encoder, rows.input_ids), rows, group)
+            if self.observes_states:
+                outputs["state"] = mean_state(states, rows.attention_mask)
+            if self._distillation is not None and "teacher" in group.targets:
+                loss = self._taught(cast(Tensor, loss), states, outputs["logits"], rows, group)
             # The count is the number of items; a sum is the mean over the sequences of a step times their number. Without its
             # share, a task with one row in a step would weigh as much as a task with all the others.
             weight = float(self._sequences) if self._sums else group.share
             terms[group.task] = LossTerm(hidden.new_zeros(()) if loss is None else loss, counts[group.task], weight)
-            observations |= {f"{group.task}/{name}": value for name, value in outputs.items()}
+            observations |= {f"{group.task}/{name}": value.detach() for name, value in outputs.items()}
         return StepOutput(terms, observations)
+
+    def _taught(self, loss: Tensor, states: Tensor, logits: Float[Tensor, "R C"], rows: TokenBatch, group: TaskRows) -> Tensor:
+        """The loss with the teacher's part, summed over the rows.
+
+        Reference: `distillation_loss`; the states are compared by their cosine, as in DistilBERT (Sanh et al. 2019, section 2).
+        """
+        settings = cast(Distillation, self._distillation)
+        distance = teacher_loss(logits, group.targets["teacher"], self.tasks[group.task].labels.kind, settings.temperature)
+        loss = (1 - settings.teacher_weight) * loss + settings.teacher_weight * distance
+        if settings.states_weight:
+            projected = self.projections[group.task](mean_state(states, rows.attention_mask))
+            cosine = F.cosine_similarity(projected.float(), group.targets["teacher_state"], dim=-1)
+            loss = loss + settings.states_weight * (1 - cosine).sum()
+        return loss
 
     def networks(self) -> dict[str, Network]:
         return {name: Network(self.encoder, self.heads[name]) for name in self.tasks}
 
     def evaluator(self) -> SupervisedEvaluator:
         return SupervisedEvaluator(self.tasks, self.heldout)
+
+
+def teacher_loss(logits: Float[Tensor, "R C"], teacher: Float[Tensor, "R C"], kind: str, temperature: float) -> Float[Tensor, ""]:
+    """How far the predictions are from the teacher's, summed over the rows: squared distances of scores, otherwise in nats.
+
+    Args:
+        kind: 'single', 'multi' or 'number', as in `Labels`.
+    """
+    if kind == "number":
+        return (logits - teacher).square().sum()
+    if kind == "multi":  # each class against its absence, whose logit is 0
+        logits, teacher = (torch.stack([each, torch.zeros_like(each)], -1) for each in (logits, teacher))
+    return distillation_loss(logits, teacher, temperature).sum()
 
 
 class SupervisedEvaluator(Evaluator):
@@ -410,12 +468,8 @@ def scale(scales: Sequence[float], output: nn.Linear, ngrams: NGrams | None) -> 
 def fit_linear(layer: nn.Linear, states: Float[Tensor, "N D"], targets: Mapping[str, Any]) -> None:
     """Fit a linear layer to the states of labeled rows, standardized: logistic regression."""
     mean, deviation = states.double().mean(0), states.double().std(0).clamp(min=1e-6)
-    standardized = (states - mean) / deviation
-
-    def logits(weight: Tensor, bias: Tensor) -> Tensor:
-        return standardized @ weight + bias
-
-    weight, bias = _fit_glm(logits, layer.weight.shape[::-1], targets, _INVERSE_REGULARIZATION[1])
+    standardized, shape = (states - mean) / deviation, layer.weight.shape[::-1]
+    weight, bias = _fit_glm(lambda weight, bias: standardized @ weight + bias, shape, targets, _INVERSE_REGULARIZATION[1])
     weight = weight.T / deviation
     with torch.no_grad():
         layer.weight.copy_(weight)
@@ -454,11 +508,8 @@ def _fit_glm(
         shape: number of features and of classes.
     """
     weight, bias = torch.zeros(*shape, dtype=torch.float64), torch.zeros(shape[1], dtype=torch.float64)
-
-    def loss() -> Tensor:
-        return _loss(logits(weight, bias), targets) + weight.square().sum() / (2 * inverse_regularization)
-
-    _minimize([weight, bias], loss)
+    penalty = 2 * inverse_regularization
+    _minimize([weight, bias], lambda: _loss(logits(weight, bias), targets) + weight.square().sum() / penalty)
     return weight, bias
 
 

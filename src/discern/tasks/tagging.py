@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, Literal, cast
 
 import numpy as np
 from jaxtyping import Float
@@ -14,8 +14,6 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from discern.data.sources.documents import ProblemLog
-from discern.data.tables import Table
 from discern.data.tokenizer.words import UNSPACED
 from discern.errors import DataError, counted, did_you_mean
 from discern.models.config import ModelConfig
@@ -24,10 +22,10 @@ from discern.models.layers import Dropout
 from discern.tasks.base import (
     Definition,
     Labels,
-    Layout,
     LossAndOutputs,
     Outputs,
     Prediction,
+    Predictions,
     Reading,
     Scores,
     TaggingExample,
@@ -86,7 +84,7 @@ class TaggingHead(TaskHead):
             targets = rows.targets["tags"]
             within = logits[:, : targets.shape[1]]
             loss = F.cross_entropy(within.flatten(0, 1), targets.flatten(), ignore_index=IGNORED, reduction="sum")
-        return loss, {"logits": logits.detach()}
+        return loss, {"logits": logits}
 
 
 class Tagging(Task[TaggingExample]):
@@ -105,10 +103,10 @@ class Tagging(Task[TaggingExample]):
     truncated, and the words cut off are not scored; a change of type begins no span.
     """
 
-    Config: ClassVar[type[TaskConfig]] = TaggingConfig
-    family: ClassVar[str] = "tagging"
-
+    Config = TaggingConfig
     config: TaggingConfig
+    family = "tagging"
+    make_rows = staticmethod(tagging_rows)
 
     def __init__(self, name: str, config: TaskConfig, metrics: tuple[str, ...], labels: Labels) -> None:
         self._scheme = cast(Scheme, labels.scheme)
@@ -145,10 +143,6 @@ class Tagging(Task[TaggingExample]):
         cls, path: Path, definition: Definition[Any], split: str, config: TaskConfig, *, labeled: bool = True
     ) -> Reading[TaggingExample]:
         return read_tags(path, definition.layout, training=split == "train", labeled=labeled)
-
-    @classmethod
-    def rows(cls, table: Table, layout: Layout) -> Iterator[TaggingExample]:
-        return (example for example, _ in tagging_rows(table, layout, ProblemLog(), labeled=False))
 
     def check(self, reading: Reading[TaggingExample]) -> None:
         names = self.labels.names
@@ -251,7 +245,7 @@ class Tagging(Task[TaggingExample]):
             predictions.append(prediction)
         return predictions
 
-    def score(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> Scores:
+    def score(self, examples: Sequence[TaggingExample], predictions: Predictions) -> Scores:
         # Compared in one scheme: another scheme than the training file's changes no span, but would change the accuracy.
         gold = [convert(example.tags or (), self._scheme) for example in examples]
         predicted = [prediction["tags"] for prediction in predictions]
@@ -259,7 +253,7 @@ class Tagging(Task[TaggingExample]):
         return Scores({name: scores.values[name] for name in self.metrics}, scores.degenerate)
 
     def metric_terms(
-        self, metric: str, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]
+        self, metric: str, examples: Sequence[TaggingExample], predictions: Predictions
     ) -> NDArray[np.float64] | None:
         pairs = [(example.tags or (), each["tags"]) for example, each in zip(examples, predictions, strict=True)]
         if metric == "f1":
@@ -269,7 +263,7 @@ class Tagging(Task[TaggingExample]):
         right = [sum(one == other for one, other in zip(gold, tags, strict=True)) for gold, tags in pairs]
         return np.column_stack([right, [len(tags) for _, tags in pairs]]).astype(np.float64)
 
-    def mistakes(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> list[dict[str, Any]]:
+    def mistakes(self, examples: Sequence[TaggingExample], predictions: Predictions) -> list[dict[str, Any]]:
         """Sentences with wrong spans (or wrong tags, if tags mark no spans), sorted by number of wrong spans, then wrong tags.
 
         A span is wrong if it is predicted but not gold, or gold but not predicted.
@@ -289,7 +283,7 @@ class Tagging(Task[TaggingExample]):
                 mistakes.append((wrong, wrong_tags, record | {"badness": float(wrong)}))
         return [record for *_, record in sorted(mistakes, key=lambda mistake: mistake[:2], reverse=True)]
 
-    def failure(self, examples: Sequence[TaggingExample], predictions: Sequence[Prediction]) -> str | None:
+    def failure(self, examples: Sequence[TaggingExample], predictions: Predictions) -> str | None:
         predicted = {tag for prediction in predictions for tag in prediction["tags"]}
         if len(predictions) < 2 or len(predicted) > 1 or not self.mistakes(examples, predictions):
             return None

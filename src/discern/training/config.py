@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, SerializeAsAny, field_validator, model_validator
+from pydantic import Field, SerializeAsAny, model_validator
 
 from discern.config.resolve import Resolution, Resolved, Settings, collect, preset_names, read_file, resolve
 from discern.config.schema import (
@@ -24,6 +24,7 @@ from discern.config.schema import (
     check_schedule,
     diff,
     flatten,
+    json_schema,
     last_point,
     to_step,
     to_steps,
@@ -157,6 +158,9 @@ class TrainConfig(Section):
     )
     gradient_checkpointing: bool = Field(
         False, description="Recompute activations in the backward pass, which saves memory and costs time."
+    )
+    price_per_hour: float | None = Field(
+        None, ge=0, description="Price of an hour of these machines, in any currency; estimates and reports then state the cost."
     )
     tensorboard: bool = Field(False, description="Also write TensorBoard events (extra 'track').")
     tracker: TrackerName = Field(
@@ -306,20 +310,6 @@ class PretrainConfig(Section):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     train: TrainConfig = Field(default_factory=TrainConfig)
 
-    @field_validator("objective", mode="before")
-    @classmethod
-    def _by_name(cls, value: Any) -> Any:
-        """The objective's own configuration class, found by its name."""
-        if isinstance(value, dict) and "name" in value:
-            return objectives.load(value["name"]).Config.model_validate(value)
-        return value
-
-    @field_validator("model", mode="before")
-    @classmethod
-    def _by_encoder(cls, value: Any) -> Any:
-        """The encoder's own configuration class, found by its name."""
-        return build_config(value) if isinstance(value, dict) else value
-
     @model_validator(mode="after")
     def _rows_suit(self) -> PretrainConfig:
         """Check that rows, encoder, objective and batch are compatible."""
@@ -351,6 +341,11 @@ class PretrainConfig(Section):
             if micro is not None and rows % min(rows, micro * data.sequence_length // segment.length):
                 raise ValueError(f"{what} are not a multiple of train.micro_batch_size {micro}; set one that divides them")
         return self
+
+
+def pretrain_schema() -> dict[str, Any]:
+    """The JSON schema of configuration files for pre-training."""
+    return json_schema(PretrainConfig, _VARIANTS)
 
 
 def load_pretrain_config(

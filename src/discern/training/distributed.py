@@ -27,6 +27,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from discern.config.schema import flatten
 from discern.errors import ConfigError, DataError, DiscernError, RanksError
 from discern.training.config import TrainConfig
+from discern.training.device import best_device, gpu_names
 from discern.training.heartbeat import LEAVES_THE_REPORT, LOST_HINT, Heartbeat, Member
 from discern.training.process import heartbeat_timeout, rank_environment, ranks_timeout, stop_on_signals
 
@@ -60,8 +61,8 @@ class Ranks:
 
     @property
     def reads_freely(self) -> bool:
-        """Whether the host can read a value of the device without waiting for it: on the CPU the two are one."""
-        return self.device.type == "cpu"
+        """Whether the host may read values of the device after every step: of the CPU, which it is, and of Apple's GPUs."""
+        return self.device.type in ("cpu", "mps")
 
     @property
     def writes(self) -> bool:
@@ -132,30 +133,28 @@ class Ranks:
 
 
 def choose_device(name: str) -> torch.device:
-    """Return the device of this name; 'auto' chooses a GPU if there is one.
+    """Return the device of this name; 'auto' chooses a GPU if there is one, NVIDIA's or AMD's before Apple's.
 
     Raises:
         ConfigError: the machine has no such device.
     """
     if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
+        name = best_device()
     if name == "meta":
         raise ConfigError(
             "device 'meta' computes no numbers, so nothing can be trained on it",
-            hint="use cpu or cuda; `discern bench --device meta` counts the FLOPs and the memory of a training step",
+            hint="use cpu, cuda or mps; `discern bench --device meta` counts the FLOPs and the memory of a training step",
         )
-    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     try:
         device = torch.device(name)
-        if device.type == "cuda" and (device.index or 0) >= count:
-            raise RuntimeError(f"torch sees {count} GPUs for CUDA")
+        if device.type == "cuda" and (device.index or 0) >= (count := torch.get_device_module(device).device_count()):
+            raise RuntimeError(f"torch sees {count} GPUs for CUDA or ROCm")
         if device.type not in ("cpu", "cuda"):
             torch.zeros(1, device=device)
     except (RuntimeError, AssertionError, ImportError) as problem:
-        devices = ", ".join(["cpu", *(f"cuda:{number} ({torch.cuda.get_device_name(number)})" for number in range(count))])
         raise ConfigError(
-            f"there is no device '{name}'; this machine has {devices}",
-            hint="choose auto, cpu, cuda or cuda:1; if a GPU is missing, see `nvidia-smi` and `discern doctor`",
+            f"there is no device '{name}'; this machine has {', '.join(['cpu', *gpu_names()])}",
+            hint="choose auto, cpu, cuda, cuda:1 or mps; if a GPU is missing, see `nvidia-smi` and `discern doctor`",
         ) from problem
     return device
 
@@ -169,24 +168,26 @@ def join_ranks(device: str) -> Iterator[Ranks]:
         RanksError: another rank has ended, or does not respond.
     """
     environment, chosen = rank_environment(), choose_device(device)
-    if chosen.type not in ("cpu", "cuda"):
-        raise ConfigError(f"{chosen} cannot train: losses are added up in float64, which it lacks", hint="choose the device cpu")
+    able = ("cpu", "cuda", "mps") if environment.world_size == 1 else ("cpu", "cuda")
+    if chosen.type not in able:
+        raise ConfigError(f"{chosen} cannot train, or not in several processes", hint=f"choose the device {' or '.join(able)}")
     if environment.world_size == 1:
         if chosen.type == "cuda" and chosen.index is not None:
-            torch.cuda.set_device(chosen)  # events and streams are those of the current device unless told otherwise
+            # Events and streams are those of the current device unless told otherwise.
+            torch.get_device_module(chosen).set_device(chosen)
         yield Ranks(0, 1, chosen)
         return
 
     # Choose a GPU for each process
     rank, world_size, local_size = environment.rank, environment.world_size, environment.local_world_size
     if chosen.type == "cuda":
-        count = torch.cuda.device_count()
+        count = torch.get_device_module(chosen).device_count()
         if local_size > count:  # the same on all ranks, so that rank 0 can report it
             raise ConfigError(
                 f"{local_size} processes need {local_size} GPUs, but torch sees {count}", hint=f"use at most --nproc {count}"
             )
         chosen = torch.device("cuda", environment.local_rank)
-        torch.cuda.set_device(chosen)
+        torch.get_device_module(chosen).set_device(chosen)
 
     # Create the default process group. torch._dynamo, which an optimizer's first step imports, comes first, because it keeps
     # any existing group alive. The threads of the group then outlive it, and a thread that needs the interpreter during its
@@ -375,9 +376,9 @@ def check_consistency(
 
 
 def peak_memory(device: torch.device) -> int:
-    """Peak memory in bytes so far: of tensors on a GPU, or else of the whole process."""
+    """Peak memory in bytes so far: of tensors on a GPU of CUDA or ROCm, or else of the whole process."""
     if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
+        return int(torch.get_device_module(device).max_memory_allocated(device))
     if sys.platform == "linux":
         # getrusage would include the peak of the process that started this one.
         return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) * 1024

@@ -16,6 +16,7 @@ from torch.nn import functional
 from discern.errors import ConfigError
 from discern.models.config import ModelConfig
 from discern.objectives.base import Objective
+from discern.training.device import device_name
 from discern.training.distributed import Ranks
 
 # bfloat16 must be clearly faster: it costs precision, and a tie on a busy machine should not be decided by chance.
@@ -55,10 +56,11 @@ def resolve_precision(name: str, device: torch.device, model: ModelConfig, token
     Raises:
         ConfigError: bfloat16 is asked for, and the GPU does not have it.
     """
-    gpu_has_it = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    if name == "bfloat16" and device.type == "cuda" and not gpu_has_it:  # torch would emulate it, slowly
+    gpu_has_it = device.type == "cuda" and torch.get_device_module(device).is_bf16_supported(including_emulation=False)
+    # On older GPUs torch would emulate it, slowly; on Apple's it has not been tried.
+    if name == "bfloat16" and device.type in ("cuda", "mps") and not gpu_has_it:
         raise ConfigError(
-            f"train.precision is bfloat16, which {torch.cuda.get_device_name(device)} does not support; "
+            f"train.precision is bfloat16, which {device_name(device)} does not support; "
             "GPUs since Ampere (compute capability 8.0) do",
             hint="--set train.precision=float32",
         )
@@ -197,8 +199,8 @@ def choose_compilation(setting: bool | Literal["auto"], device: torch.device, st
     reason = None
     if setting is False:
         reason = "train.compile is false"
-    elif setting == "auto" and device.type != "cuda":
-        reason = "train.compile = 'auto' compiles on a GPU only, as a CPU has kernels of its own"
+    elif device.type == "mps" or (setting == "auto" and device.type != "cuda"):
+        reason = "networks compile by themselves on a GPU only, as a CPU has kernels of its own; on mps this has not been tried"
     elif setting == "auto" and steps is not None and steps < _LEAST_STEPS:
         reason = f"a run of {steps:,} steps ends before compiling has paid off"
     else:

@@ -28,6 +28,7 @@ from discern.objectives.base import Phase
 from discern.storage.files import write_text
 from discern.training import evaluation
 from discern.training.config import learning_rate
+from discern.training.device import energy
 from discern.training.distributed import explain_lack_of_memory, peak_memory
 from discern.training.execution import autocast, eager_evaluation, emulation_warning
 from discern.training.metrics import (
@@ -56,6 +57,7 @@ from discern.training.state import (
 )
 
 _EVALUATED_ROWS = 32
+_ENERGY_STEPS = 8  # between readings of the counters
 
 
 def train(context: TrainContext, state: State) -> dict[str, Any]:
@@ -79,10 +81,11 @@ def train(context: TrainContext, state: State) -> dict[str, Any]:
         emulation = emulation_warning(context.precision, ranks.device)
         for warning in filter(None, (average_warning(context.train, context.train.max_steps), emulation)):
             context.progress.note(f"warning: {warning}")
-    # Dropout seeds torch's global generators, which belong to the caller.
-    devices = [ranks.device] if ranks.device.type == "cuda" else []
     explained = explain_lack_of_memory(context.train, ranks, lambda: f"step {state.step}: ")
-    with explained, torch.random.fork_rng(devices), ThreadPoolExecutor(1) as reader:
+    # Dropout seeds torch's global generators, which belong to the caller.
+    devices = [] if ranks.device.type == "cpu" else [ranks.device]
+    forked = torch.random.fork_rng(devices, device_type=ranks.device.type)
+    with explained, forked, ThreadPoolExecutor(1) as reader:
         for phase in objective.phases(context.train.max_steps):
             end = first + phase.steps
             if (state.step < end and not state.finished) or (state.step <= end and state.pending is not None):
@@ -121,6 +124,8 @@ def train_steps(
         replica.release_full_state()
     interval = state.interval if state.step > first else None  # means in the log are taken over steps of one phase only
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(ranks.device)), {}
+    energy_meter = energy(ranks.device)
+    joules = state.joules + next(energy_meter)
     guard = NonFiniteGuard(ranks, partial(_stop_at_nonfinite, context, state, replica))
     feed, started = Feed(context, reader, state.step), state.step
 
@@ -190,6 +195,10 @@ def train_steps(
         if ranks.reads_freely or logs or saves:
             guard.check()
             meter.read(ranks)
+        if logs or saves or state.step % _ENERGY_STEPS == 0:
+            measured = next(energy_meter)
+        if logs or saves:
+            state.joules = joules + ranks.sum([measured])[0]
         shown = {"loss": meter.shown_loss} if meter.shown_loss else {}
         context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
 
@@ -209,6 +218,7 @@ def train_steps(
                 "grad_norm": float(norm),
                 **meter.means(),
                 **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
+                **({} if math.isnan(state.joules) else {"energy_joules": round(state.joules, 1)}),
                 "peak_memory_bytes": int(ranks.sum([float(peak_memory(ranks.device))])[0]),
             }
             state.pending = {"line": line, "evaluates": evaluates}
@@ -296,7 +306,7 @@ def reduce_step_counts(context: TrainContext, local: LocalBatch, meter: StepMete
 def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch, counts: dict[str, int], step: int) -> StepMeans:
     """Compute the gradients of the step's mean loss. Return the mean of each loss, and other means to log."""
     ranks, last = context.ranks, len(local.micro_batches) - 1
-    # Sums in float64 on the device: the host learns them when it reads them.
+    # Sums in float64, on the device unless it lacks that (mps): the host learns them when it reads them.
     sums: dict[str, Any] = defaultdict(float)
     statistics: dict[str, Any] = defaultdict(float)
     for number, (batch, randomness) in enumerate(local.on_device):
@@ -309,7 +319,8 @@ def forward_backward(context: TrainContext, replica: Replica, local: LocalBatch,
             # Gradients are averaged over the ranks, hence the factor: the counts are already those of all ranks.
             (loss * ranks.world_size).backward()
         for name, term in (output.terms | output.metrics).items():
-            sums[name] = sums[name] + term.total.detach().double()
+            total = term.total.detach()
+            sums[name] = sums[name] + (total.cpu() if ranks.reads_freely else total).double()
         for name, statistic in context.objective.step_statistics(output).items():
             statistics[name] = statistics[name] + statistic
     totals = {name: ranks.sum_tensor(statistic) for name, statistic in statistics.items()}

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from importlib import import_module
 from importlib.util import find_spec
@@ -129,7 +130,7 @@ class DeviceClock:
     """Records an event before and after each step. The host waits for the device only in `read`.
 
     Args:
-        new_event: returns an event with the methods of `torch.cuda.Event`.
+        new_event: returns an event with the methods of `torch.Event`.
     """
 
     def __init__(self, new_event: Callable[[], Any]) -> None:
@@ -180,10 +181,10 @@ class DeviceClock:
 
 
 def device_clock(device: torch.device) -> DeviceClock | None:
-    """A clock for this device; None if it is not a GPU."""
+    """A clock for this device; None if it is not a GPU of CUDA or ROCm."""
     if device.type != "cuda":
         return None
-    return DeviceClock(lambda: torch.cuda.Event(enable_timing=True))  # type: ignore[no-untyped-call]
+    return DeviceClock(partial(torch.get_device_module(device).Event, enable_timing=True))
 
 
 Work = Literal["log", "evaluate", "checkpoint"]
@@ -331,8 +332,8 @@ HELD_OUT = "heldout_"
 BY_SOURCE = "heldout_by_source"
 """Key of a record, and of the metrics of an evaluation, for the held-out metrics of each source of a mixture."""
 _OF_TRAINING = set(
-    "step tokens seconds tokens_per_second data_share host_share device_share learning_rate grad_norm flops peak_memory_bytes "
-    "generator_entropy".split()
+    "step tokens seconds tokens_per_second data_share host_share device_share learning_rate grad_norm flops "
+    "energy_joules peak_memory_bytes generator_entropy".split()
 )
 
 

@@ -93,10 +93,11 @@ class Feed:
     def __init__(self, context: TrainContext, reader: ThreadPoolExecutor, step: int) -> None:
         self._context = context
         self._reader = reader
-        self._stream: torch.cuda.Stream | None = None
+        self._stream: Any = None
         device = context.ranks.device
         if device.type == "cuda":
-            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._gpu = torch.get_device_module(device)
+            self._stream = self._gpu.Stream(device)
             self._spans = span_obstacle(context.objective, device, context.precision) is None
         self._upcoming = self._read(step)
 
@@ -108,7 +109,7 @@ class Feed:
         """
         local, ready = self._upcoming.result()
         if ready is not None:
-            torch.cuda.current_stream(self._context.ranks.device).wait_event(ready)
+            self._gpu.current_stream(self._context.ranks.device).wait_event(ready)
         self._upcoming = self._read(step + 1)
         return local
 
@@ -117,18 +118,14 @@ class Feed:
             return self._reader.submit(lambda: (read_local_batch(self._context, step), None))
         # What was launched so far uses the rows of the step before the current one. Their memory is free for new copies once
         # that is done, and the copies wait for it.
-        launched = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        launched.record(torch.cuda.current_stream(self._context.ranks.device))
+        launched = self._gpu.current_stream(self._context.ranks.device).record_event()
         return self._reader.submit(self._copy, step, launched)
 
-    def _copy(self, step: int, launched: torch.cuda.Event) -> tuple[LocalBatch, Any]:
-        assert self._stream is not None
-        with torch.cuda.stream(self._stream):
+    def _copy(self, step: int, launched: Any) -> tuple[LocalBatch, Any]:
+        with self._gpu.stream(self._stream):
             self._stream.wait_event(launched)
             local = read_onto_device(self._context, step, self._context.ranks.device, spans=self._spans, pin=True)
-            ready = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            ready.record(self._stream)
-        return local, ready
+            return local, self._stream.record_event()
 
 
 def _copied(batch: BatchT, device: torch.device, *, pin: bool) -> BatchT:

@@ -482,9 +482,21 @@ def load_scorer(
     """
     place = choose_device(device)
     opened = open_model(model, warn=warn)
-    for network in opened.networks().values():
+    networks, objective, special = opened.networks(), opened.pretraining_objective, special_tokens(opened.tokenizer)
+    for network in networks.values():
         moved(network, place)
-    served = _scoring_model(opened)
+    if objective is None:
+        width = max(network.encoder.config.hidden_size for network in networks.values())
+        # The released ELECTRAs drew positions with replacement in rows of 512.
+        share = chosen_share("with-replacement", 0.15 if width <= 768 else 0.25, 512)
+        served = ScoringModel(networks, special, share or 0.0, is_permuted=True)
+    else:
+        if objective.encoder_reads_samples:
+            # This encoder reads a generator's samples where a masked language model reads [MASK].
+            networks = {name: network for name, network in networks.items() if name != "encoder"}
+        step = opened.step or 0
+        share = objective.replaced_share(step, opened.max_length) if objective.detects_every_token else None
+        served = ScoringModel(networks, special, share or 0.0, objective.sampling_at(step), objective.permutes)
     names = supported(served)
     chosen = name or next((known for known in preferred if known in names), None)
     if chosen is None or chosen not in names:
@@ -492,28 +504,12 @@ def load_scorer(
         export = "give a run, or export it again: discern export RUN --out DIR --all-networks"
         raise ConfigError(f"{opened.folder}: {needs}", hint=f"for this model: --scorer {' or '.join(names)}" if names else export)
     method = scorers.load(chosen)(served)
-    if opened.pretraining_objective is None and isinstance(method, Inversion):
-        share = f"{method.share:.3g}, that of the released ELECTRAs of this width,"
-        warn(f"{opened.folder} does not record the fraction of tokens that were masked in training: {share} is assumed")
+    if objective is None and isinstance(method, Inversion):
+        assumed = f"{method.share:.3g}, that of the released ELECTRAs of this width,"
+        warn(f"{opened.folder} does not record the fraction of tokens that were masked in training: {assumed} is assumed")
     return TextScorer(opened.tokenizer, opened.max_length, chosen, method, opened.step)
 
 
 def supported(model: ScoringModel) -> list[str]:
     """The names of the scorers that a model supports."""
     return [name for name in scorers.names() if scorers.load(name).usable(model)]
-
-
-def _scoring_model(opened: ModelFolder) -> ScoringModel:
-    """The networks of a model that scorers can use."""
-    networks, objective, special = opened.networks(), opened.pretraining_objective, special_tokens(opened.tokenizer)
-    if objective is None:
-        width = max(network.encoder.config.hidden_size for network in networks.values())
-        # The released ELECTRAs drew positions with replacement in rows of 512.
-        share = chosen_share("with-replacement", 0.15 if width <= 768 else 0.25, 512)
-        return ScoringModel(networks, special, share or 0.0, is_permuted=True)
-    if objective.encoder_reads_samples:
-        # This encoder reads a generator's samples where a masked language model reads [MASK].
-        networks = {name: network for name, network in networks.items() if name != "encoder"}
-    step = opened.step or 0
-    share = objective.replaced_share(step, opened.max_length) if objective.detects_every_token else None
-    return ScoringModel(networks, special, share or 0.0, objective.sampling_at(step), objective.permutes)

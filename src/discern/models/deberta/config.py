@@ -82,8 +82,5 @@ class DebertaConfig(ModelConfig):
         """Rows of the table of vectors of distances."""
         return 2 * (self.position_buckets or self.longest_distance)
 
-    def with_generator(self, generator: ModelConfig) -> DebertaConfig:
-        return self.model_copy(update={"mask_decoder": getattr(generator, "mask_decoder", False)})
-
     def head_layers(self) -> HeadLayers:
         return HeadLayers(token_norm="context")

@@ -288,9 +288,17 @@ class DebertaEncoder(StackedEncoder):
         if position_ids is None:
             position_ids = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         hidden = self.embeddings.words(input_ids)
-        absolute = None if self.position is None else self._absolute(self.position, position_ids)
-        if absolute is not None and not self.decodes:
-            hidden = hidden + absolute
+        if self.position is not None:
+            # Checked here: an index beyond the table would fail without saying why
+            if position_ids.shape[1] > (entries := self.position.num_embeddings) and not torch.compiler.is_compiling():
+                longest = int(position_ids.max()) + 1
+                if longest > entries:
+                    raise DataError(
+                        f"a text has {longest:,} tokens, but the model has only {entries:,} absolute positions",
+                        hint=f"use rows of at most {entries:,} tokens",
+                    )
+            absolute = looked_up(self.position.weight, position_ids)
+            hidden = hidden if self.decodes else hidden + absolute
         if self.token_type is not None:
             token_type_ids = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
             hidden = hidden + looked_up(self.token_type.weight, token_type_ids)
@@ -313,7 +321,7 @@ class DebertaEncoder(StackedEncoder):
 
         embedded = states
         for number, block in enumerate(self.blocks):
-            if absolute is not None and self.decodes and number == len(self.blocks) - 1:
+            if self.decodes and number == len(self.blocks) - 1:
                 # The enhanced mask decoder: keys and values remain those of this block, its queries are refined twice.
                 queries = as_states(states.values + absolute)
                 for _ in range(2):
@@ -323,18 +331,3 @@ class DebertaEncoder(StackedEncoder):
             if number == 0 and self.convolution is not None:
                 states = self.convolution(embedded.values, states, unpadding)
         return states.values
-
-    def _absolute(self, table: nn.Embedding, position_ids: Int[Tensor, "#B L"]) -> Float[Tensor, "#B L E"]:
-        """Absolute positions.
-
-        Raises:
-            DataError: a position is beyond the table.
-        """
-        if position_ids.shape[1] > table.num_embeddings and not torch.compiler.is_compiling():
-            longest = int(position_ids.max()) + 1
-            if longest > table.num_embeddings:
-                raise DataError(
-                    f"a text has {longest:,} tokens, but the model has only {table.num_embeddings:,} absolute positions",
-                    hint=f"use rows of at most {table.num_embeddings:,} tokens",
-                )
-        return looked_up(table.weight, position_ids)

@@ -6,28 +6,30 @@ v1 is read and written as v2: its joined queries, keys and values are taken apar
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from discern.models.architecture import BERT_KEYS, Architecture, Predicts, Readers, TaskKind, unsupported
+from discern.models.architecture import BERT_BLOCK, BERT_KEYS, Architecture, Readers, unsupported
 from discern.models.config import ModelConfig
 from discern.types import SpecialTokens
 
-_BLOCK = {
+_BLOCK = BERT_BLOCK | {
     "attention.query": "attention.self.query_proj",
     "attention.key": "attention.self.key_proj",
     "attention.value": "attention.self.value_proj",
     "attention.position_key": "attention.self.pos_key_proj",
     "attention.position_query": "attention.self.pos_query_proj",
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "feedforward_norm": "output.LayerNorm",
+}
+_FROM_V1 = {
+    "q_bias": "query_proj.bias",
+    "v_bias": "value_proj.bias",
+    "pos_proj.": "pos_key_proj.",
+    "pos_q_proj.": "pos_query_proj.",
 }
 _POSITIONS = "deberta.embeddings.position_embeddings"
 _WORDS = "deberta.embeddings.word_embeddings"
@@ -99,18 +101,10 @@ class DebertaArchitecture(Architecture):
     recipes = {384: "deberta-v3-xsmall", 768: "deberta-v3-base", 1024: "deberta-v3-large"}
     detection = {"objective.tying": "gradient-disentangled", "objective.generator_size": 1.0, "objective.generator_depth": 0.5}
 
-    def config_json(
-        self, sizes: ModelConfig, vocab_size: int, output: Predicts | TaskKind, special: SpecialTokens, precision: str
-    ) -> dict[str, Any]:
-        config = super().config_json(sizes, vocab_size, output, special, precision)
-        # Ours is 0 where theirs is -1.
-        return config | {key: config[key] or -1 for key in ("position_buckets", "max_relative_positions")}
-
-    def not_computed(self, sizes: ModelConfig) -> str:
-        return "the enhanced mask decoder" if sizes.mask_decoder else ""  # type: ignore[attr-defined]
-
     def constants(self, sizes: ModelConfig, special: SpecialTokens) -> dict[str, Any]:
         return {
+            # Ours is 0 where theirs is -1.
+            **{key: getattr(sizes, key) or -1 for key in ("position_buckets", "max_relative_positions")},
             "hidden_act": "gelu",
             "relative_attention": True,
             "legacy": True,
@@ -154,31 +148,25 @@ class DebertaArchitecture(Architecture):
         difference = usual.get(f"{_WORDS}._weight")
         return usual if difference is None or f"{_WORDS}.weight" in usual else usual | {f"{_WORDS}.weight": difference}
 
-    def is_difference(self, name: str) -> bool:
-        return name.endswith("word_embeddings._weight")
-
     def stored(self, tensors: Readers, config: Mapping[str, Any]) -> Readers:
         """The tensors of v2. v1 has queries, keys and values of each head side by side, and no bias for any keys."""
-        renamed = dict(tensors)
 
-        def third(name: str, number: int) -> Tensor:
-            joined = tensors[name]()
+        def third(number: int, read: Callable[[], Tensor]) -> Tensor:
+            joined = read()
             heads = config["num_attention_heads"]
             return joined.view(heads, 3, -1, joined.shape[1])[:, number].reshape(-1, joined.shape[1])
 
-        for name in tensors:
+        found: dict[str, Callable[[], Tensor]] = {}
+        for name, read in tensors.items():
             start, joined, _ = name.partition("in_proj.weight")
             if not joined:
+                for old, new in _FROM_V1.items():
+                    name = name.replace(f".self.{old}", f".self.{new}")
+                found[name] = read
                 continue
             for number, part in enumerate(("query", "key", "value")):
-                renamed[f"{start}{part}_proj.weight"] = lambda name=name, number=number: third(name, number)  # type: ignore[misc]
-            renames = {"query_proj.bias": "q_bias", "value_proj.bias": "v_bias", "pos_key_proj.weight": "pos_proj.weight"}
-            renames |= {f"pos_query_proj.{kind}": f"pos_q_proj.{kind}" for kind in ("weight", "bias")}
-            for new, old in renames.items():
-                if start + old in tensors:
-                    renamed[start + new] = renamed.pop(start + old)
-            del renamed[name]
-            for part in ("key_proj", "pos_key_proj"):
-                if f"{start}{part}.weight" in renamed:
-                    renamed[f"{start}{part}.bias"] = lambda: torch.zeros(config["hidden_size"])
-        return renamed
+                found[f"{start}{part}_proj.weight"] = partial(third, number, read)
+            for old, new in {"in_proj": "key_proj", "pos_proj": "pos_key_proj"}.items():
+                if f"{start}{old}.weight" in tensors:
+                    found[f"{start}{new}.bias"] = partial(torch.zeros, config["hidden_size"])
+        return found

@@ -24,6 +24,3 @@ class ElectraConfig(ModelConfig):
         description="Weights at step 0. 'released': as in the released code. 'local': each attention head begins by attending "
         "to a near neighbor, which lets small networks leave the unigram plateau.",
     )
-
-    def linear_std(self, inputs: int) -> float:
-        return inputs**-0.5 if self.initialization == "local" else self.initializer_range

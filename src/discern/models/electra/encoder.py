@@ -132,11 +132,5 @@ def _aim(weight: Tensor, waves: Tensor, config: ElectraConfig, head: int, offset
     rows.zero_()
     # The highest frequencies, because low ones tell the position in the row, but do not distinguish neighbors.
     turn = waves[:count] * offset
-    even = place = 2 * torch.arange(count)
-    for row, column, value in (
-        (even, place, turn.cos()),
-        (even, place + 1, -turn.sin()),
-        (even + 1, place, turn.sin()),
-        (even + 1, place + 1, turn.cos()),
-    ):
-        rows[row, column] = _ATTENTION_STRENGTH * value.float()
+    rotations = torch.stack([turn.cos(), -turn.sin(), turn.sin(), turn.cos()], 1).view(count, 2, 2)
+    rows[:, : 2 * count] = _ATTENTION_STRENGTH * torch.block_diag(*rotations).float()  # type: ignore[no-untyped-call]

@@ -13,19 +13,14 @@ import torch
 from torch import Tensor
 
 from discern.errors import ConfigError
-from discern.models.architecture import BERT_KEYS, MARK, Architecture, Predicts, TaskKind, Weights
+from discern.models.architecture import BERT_BLOCK, BERT_KEYS, MARK, Architecture, Predicts, TaskKind, Weights
 from discern.models.config import ModelConfig
 from discern.types import SpecialTokens
 
-_BLOCK = {
+_BLOCK = BERT_BLOCK | {
     "attention.query": "attention.self.query",
     "attention.key": "attention.self.key",
     "attention.value": "attention.self.value",
-    "attention.output": "attention.output.dense",
-    "attention_norm": "attention.output.LayerNorm",
-    "expand": "intermediate.dense",
-    "contract": "output.dense",
-    "feedforward_norm": "output.LayerNorm",
 }
 _LAYERS = {
     "encoder.embeddings.word": "electra.embeddings.word_embeddings",
@@ -164,7 +159,7 @@ class ElectraArchitecture(Architecture):
         self, config: Mapping[str, Any], tensors: Weights, form: str, *, head_beside: bool
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """An ELECTRA whose embeddings are as wide as its hidden states, as a BERT without a pooler."""
-        if form != "bert" or config["model_type"] == "bert":
+        if form != "bert":
             return super().as_form(config, tensors, form, head_beside=head_beside)
         width, size = config["embedding_size"], config["hidden_size"]
         if width != size:

@@ -58,19 +58,15 @@ class ModernBertConfig(ModelConfig):
     )
 
     @model_validator(mode="after")
-    def _rotates_pairs(self) -> ModernBertConfig:
+    def _fits_together(self) -> ModernBertConfig:
         width = self.hidden_size // self.num_heads
-        if self.hidden_size % self.num_heads == 0 and width % 2:
+        if width % 2:
             even = [heads for heads in range(1, 129) if self.hidden_size % (2 * heads) == 0]
             allowed = f"set num_heads to one of {even}" if even else "choose an even hidden_size"
             raise ValueError(
                 f"attention heads of width {width} (hidden_size {self.hidden_size} / num_heads {self.num_heads}) cannot be "
                 f"rotated in pairs; {allowed}"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _has_biases_to_aim(self) -> ModernBertConfig:
         if self.initialization == "local" and not self.attention_bias:
             raise ValueError(
                 "initialization 'local' aims the attention heads by the biases of queries and keys, and attention_bias is false; "
@@ -81,21 +77,18 @@ class ModernBertConfig(ModelConfig):
     def shrunk(self, width: float, depth: float) -> ModernBertConfig:
         """As for every encoder, with widths that are multiples of 8 if those here are: heads stay even, and products aligned."""
         found = super().shrunk(width, depth)
-        if found.hidden_size == self.hidden_size:
-            return type(self).model_validate(found.model_dump())
-        hidden, inner = (_aligned(getattr(found, name), getattr(self, name)) for name in ("hidden_size", "feedforward_size"))
-        heads = max(1, min(found.num_heads, hidden // 2))
-        while hidden % (2 * heads):
-            heads -= 1
-        sizes = {"hidden_size": hidden, "feedforward_size": inner, "num_heads": heads}
-        return type(self).model_validate({**found.model_dump(), **sizes})
+        sizes = found.model_dump()
+        if found.hidden_size != self.hidden_size:
+            hidden, inner = (_aligned(sizes[name], getattr(self, name)) for name in ("hidden_size", "feedforward_size"))
+            heads = max(1, min(found.num_heads, hidden // 2))
+            while hidden % (2 * heads):
+                heads -= 1
+            sizes |= {"hidden_size": hidden, "feedforward_size": inner, "num_heads": heads}
+        return type(self).model_validate(sizes)
 
     def is_full(self, layer: int) -> bool:
         """Whether a layer, counted from 0, has full attention."""
         return layer % self.full_attention_every == 0
-
-    def linear_std(self, inputs: int) -> float:
-        return inputs**-0.5 if self.initialization == "local" else self.initializer_range
 
     def output_std(self, inputs: int) -> float:
         """Standard deviation of the initial weights of the layers that add to the residual."""

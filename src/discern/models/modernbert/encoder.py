@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor, nn
 
-from discern.models.attention import (
-    SelfAttention,
-    Unpadding,
-    neighbor_of,
-    visible_in_window,
-)
+from discern.models.attention import SelfAttention, Unpadding, neighbor_of, visible_in_window
 from discern.models.base import StackedEncoder
 from discern.models.config import ModelConfig
 from discern.models.heads import MaskedLMHead, TiedLMHead
@@ -114,16 +109,30 @@ class ModernBertEncoder(StackedEncoder):
     @torch.no_grad()
     def initialize(self, generator: torch.Generator) -> None:
         """Draw the layers that add to the residual from a narrower normal; with `initialization = "local"`, set them to zero, and
-        aim the heads.
+        let head 0 attend to the previous token, head 1 to the next, head 2 to the one two before, and so on.
+
+        Let w_j be the frequencies of a head of width d. With a query bias of (c, 0) and a key bias of (c cos(o w_j),
+        -c sin(o w_j)) in pair j, the two rotated biases of a query at m and a key at n contribute c^2 / sqrt(d) times the sum of
+        cos((m - n + o) w_j) to their score: most at n = m + o, whatever m is. The highest frequencies distinguish neighbors best.
+        Only values change: the parameters are those of any ModernBERT with biases of attention.
         """
-        blocks: Iterable[Any] = self.blocks
-        is_local = self.config.initialization == "local"
-        for block in blocks:
+        config, blocks = self.config, cast(Iterable[Any], self.blocks)
+        is_local, width = config.initialization == "local", config.hidden_size // config.num_heads
+        count, half = min(_PAIRS, width // 2), width // 2
+        for number, block in enumerate(blocks):
             for layer in (block.attention.output, block.contract):
-                narrower = self.config.output_std(layer.in_features) / self.config.linear_std(layer.in_features)
+                narrower = config.output_std(layer.in_features) / config.linear_std(layer.in_features)
                 layer.weight.mul_(0.0 if is_local else narrower)
-        if is_local:
-            aim_heads(blocks, self.config)
+            if not is_local:
+                continue
+            theta = config.full_rope_theta if config.is_full(number) else config.local_rope_theta
+            turns = frequencies(theta, width)[:count]
+            query, key = block.attention.query.bias.view(-1, width), block.attention.key.bias.view(-1, width)
+            for head in range(config.num_heads):
+                angles = neighbor_of(head) * turns
+                query[head, :count] = _STRENGTH
+                key[head, :count] = _STRENGTH * angles.cos()
+                key[head, half : half + count] = -_STRENGTH * angles.sin()
 
     def stacked_layers(self) -> Mapping[nn.Linear, int]:
         return {block.expand: 2 for block in self.blocks if isinstance(block, ModernBertBlock)}
@@ -157,25 +166,3 @@ class ModernBertEncoder(StackedEncoder):
 
 def _norm(size: int, config: ModernBertConfig) -> nn.LayerNorm:
     return nn.LayerNorm(size, eps=config.layer_norm_epsilon, bias=config.norm_bias)
-
-
-@torch.no_grad()
-def aim_heads(blocks: Iterable[Any], config: ModernBertConfig) -> None:
-    """Let head 0 attend to the previous token, head 1 to the next, head 2 to the one two before, and so on.
-
-    Let w_j be the frequencies of a head of width d. With a query bias of (c, 0) and a key bias of (c cos(o w_j), -c sin(o w_j))
-    in pair j, the two rotated biases of a query at m and a key at n contribute c^2 / sqrt(d) times the sum of
-    cos((m - n + o) w_j) to their score: most at n = m + o, whatever m is. The highest frequencies distinguish neighbors best.
-    Only values change: the parameters are those of any ModernBERT with biases of attention.
-    """
-    width = config.hidden_size // config.num_heads
-    count, half = min(_PAIRS, width // 2), width // 2
-    for layer, block in enumerate(blocks):
-        theta = config.full_rope_theta if config.is_full(layer) else config.local_rope_theta
-        turns = frequencies(theta, width)[:count]
-        query, key = block.attention.query.bias.view(-1, width), block.attention.key.bias.view(-1, width)
-        for head in range(config.num_heads):
-            angles = neighbor_of(head) * turns
-            query[head, :count] = _STRENGTH
-            key[head, :count] = _STRENGTH * angles.cos()
-            key[head, half : half + count] = -_STRENGTH * angles.sin()

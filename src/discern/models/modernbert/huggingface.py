@@ -89,6 +89,8 @@ class ModernBertArchitecture(Architecture):
     prefixes = ("model.",)
     parts = ("embeddings.", "layers.", "final_norm.")
     tied = ("decoder.weight",)
+    zeros = {"decoder.bias": "decoder_bias"}
+    factors = (WORDS, PROJECTION)
     marks = {
         "copy_gate.weight": "words or copies",
         "decoder.bias": "words",
@@ -173,9 +175,6 @@ class ModernBertArchitecture(Architecture):
     def task_kind(self, config: Mapping[str, Any]) -> TaskKind | None:
         return super().task_kind(config) if _output(config) == "nothing" else None
 
-    def zeros(self, config: Mapping[str, Any]) -> tuple[str, ...]:
-        return ("decoder.bias",) if config.get("decoder_bias") is False else ()
-
     def to_huggingface(self, weights: Weights, sizes: ModelConfig) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
         for name, tensor in weights.items():
@@ -200,9 +199,6 @@ class ModernBertArchitecture(Architecture):
                 ours[f"encoder.blocks.{found[1]}.attention.{which}.{found[2]}"] = part
         return ours
 
-    def factors(self, weights: Weights) -> dict[str, Tensor]:
-        return {name: weights[name] for name in (WORDS, PROJECTION)} if PROJECTION in weights else {}
-
     def task_config(self, sizes: ModelConfig, head: str, pooling: str, frame: str) -> dict[str, Any]:
         return super().task_config(sizes, head, pooling, frame) | {"classifier_pooling": pooling}
 
@@ -213,9 +209,9 @@ class ModernBertArchitecture(Architecture):
 
 def _output(config: Mapping[str, Any]) -> Predicts:
     """What a tagger with a single label outputs, if that label is none of a task."""
-    labels, names = config.get("id2label"), config.get("architectures") or [""]
-    label = next(iter(labels.values())) if isinstance(labels, dict) and len(labels) == 1 else None
-    return label if label in ("replaced", "energy") and str(names[0]).endswith("ForTokenClassification") else "nothing"
+    labels, names = [*(config.get("id2label") or {}).values()], config.get("architectures") or [""]
+    is_ours = labels in (["replaced"], ["energy"]) and names[0].endswith("ForTokenClassification")
+    return labels[0] if is_ours else "nothing"
 
 
 def _layer_types(num_layers: int, full_attention_every: int) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -43,11 +44,9 @@ class TwoTowerEncoder(Encoder):
         super().__init__()
         self.config = config
         self.embeddings = embeddings
-        build: Any = encoders.load(config.encoder)
-        left = build(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="left-to-right")
-        right = build(embeddings, config, gradient_checkpointing=gradient_checkpointing, direction="right-to-left")
-        self.left: Encoder = left
-        self.right: Encoder = right
+        build = partial(encoders.load(config.encoder), embeddings, config, gradient_checkpointing=gradient_checkpointing)
+        self.left: Encoder = build(direction="left-to-right")
+        self.right: Encoder = build(direction="right-to-left")
 
     def language_head(self, config: ModelConfig | None = None) -> TiedLMHead:
         """A new head over both towers' states; of encoders with a projection of the words, the left tower's is tied to it."""
@@ -57,10 +56,10 @@ class TwoTowerEncoder(Encoder):
     def repeated_blocks(self) -> list[nn.Module]:
         return [*self.left.repeated_blocks(), *self.right.repeated_blocks()]
 
-    def forward_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+    def forward_flops(self, length: int, **_: Any) -> float:
         return self.left.forward_flops(length) + self.right.forward_flops(length)
 
-    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
+    def recomputed_flops(self, length: int, **_: Any) -> float:
         return self.left.recomputed_flops(length) + self.right.recomputed_flops(length)
 
     def forward(
@@ -77,9 +76,13 @@ class TwoTowerEncoder(Encoder):
         if spans is not None:
             context = *context, spans
         before, behind = self.left(input_ids, *context)[:, :-1], self.right(input_ids, *context)[:, 1:]
-        joined = _joined(attention_mask, document_ids)
-        if joined is not None:
-            before, behind = (torch.where(joined, states, torch.zeros_like(states)) for states in (before, behind))
+        # Only neighbors that are real tokens of one document piece see each other
+        apart = torch.zeros_like(input_ids[:, 1:], dtype=torch.bool)
+        if attention_mask is not None:
+            apart = ~(attention_mask[:, :-1] & attention_mask[:, 1:])
+        if document_ids is not None:
+            apart = apart | (document_ids[:, :-1] != document_ids[:, 1:])
+        before, behind = (states.masked_fill(apart[..., None], 0) for states in (before, behind))
         return torch.cat([F.pad(before, (0, 0, 1, 0)), F.pad(behind, (0, 0, 0, 1))], -1)
 
 
@@ -105,16 +108,3 @@ def two_tower_generator(embeddings: TokenEmbeddings, config: ModelConfig, *, gra
         )
     encoder = TwoTowerEncoder(embeddings, config, gradient_checkpointing=gradient_checkpointing)
     return Network(encoder, encoder.language_head())
-
-
-def _joined(
-    attention_mask: Bool[Tensor, "B L"] | None, document_ids: Int[Tensor, "B L"] | None
-) -> Bool[Tensor, "B L-1 1"] | None:
-    """True where a position and the next are real tokens of one document piece; None: everywhere."""
-    joined = None
-    if attention_mask is not None:
-        joined = attention_mask[:, :-1] & attention_mask[:, 1:]
-    if document_ids is not None:
-        same = document_ids[:, :-1] == document_ids[:, 1:]
-        joined = same if joined is None else joined & same
-    return None if joined is None else joined[..., None]

@@ -20,7 +20,7 @@ from discern.models.attention import TransformerBlock
 from discern.models.base import Encoder
 from discern.models.heads import TiedLMHead
 from discern.models.layers import Dropout, States, TokenEmbeddings, WordEmbeddings, as_states
-from discern.models.two_stream import Content, Factorization, Remembering, Streams, update_memory, visible_tokens
+from discern.models.two_stream import Content, Factorization, Remembering, Streams, update_memory
 from discern.models.xlnet.config import XLNetConfig
 from discern.models.xlnet.huggingface import XLNetArchitecture
 from discern.models.xlnet.relative_attention import RelativeAttention, SharedInputs, StreamMask, distances, sinusoids, stream_mask
@@ -142,9 +142,6 @@ class XLNetEncoder(Encoder):
         layers = self.config.num_layers
         return layers * per_key + (layers - (query_share > 0)) * per_query + layers * query_share * per_query
 
-    def recomputed_flops(self, length: int, *, query_share: float = 0.0, remembered: int = 0) -> float:
-        return self.forward_flops(length, query_share=query_share, remembered=remembered) if self.gradient_checkpointing else 0.0
-
     def compile(self, *args: Any, **kwargs: Any) -> None:
         """Compile both forward passes, with the arguments of `torch.compile`."""
         super().compile(*args, **kwargs)
@@ -167,7 +164,11 @@ class XLNetEncoder(Encoder):
         Args:
             is_reversed: as in `content_stream`.
         """
-        visible = visible_tokens(attention_mask, document_ids)
+        # The real tokens of the same document; None: all tokens see all tokens.
+        visible = None if attention_mask is None else attention_mask[:, None, :].expand(-1, input_ids.shape[1], -1)
+        if document_ids is not None:
+            same = document_ids[:, :, None] == document_ids[:, None, :]
+            visible = same if visible is None else same & visible
         hidden = self.content_stream(input_ids, visible, token_type_ids, is_reversed=is_reversed).hidden
         # Gives the query embedding a gradient of zero: in distributed training, every parameter must have a gradient.
         return hidden + 0 * self.query_embedding if torch.is_grad_enabled() else hidden
@@ -192,9 +193,11 @@ class XLNetEncoder(Encoder):
             is_reversed: True = the text of the row runs backwards, and its distances change sign; None: no row does.
             remembering: how much to remember; None: nothing.
         """
-        mask = stream_mask(input_ids, visible, token_type_ids, _length(memory))
-        shared = self._shared_inputs(input_ids, _length(memory), is_reversed)
-        states, kept = self._run(self._content(input_ids), memory, remembering, shared, mask, None)
+        before = 0 if memory is None else memory.shape[2]
+        mask = stream_mask(input_ids, visible, token_type_ids, before)
+        shared = self._shared_inputs(input_ids, before, is_reversed)
+        tokens = self.dropout(self.embeddings.words(input_ids)).flatten(0, 1)
+        states, kept = self._run(tokens, memory, remembering, shared, mask, None)
         return Content(self.dropout(states.operand.view(*input_ids.shape, self.config.hidden_size)), kept)
 
     def two_streams(self, *inputs: Any, **context: Any) -> Streams:
@@ -219,17 +222,14 @@ class XLNetEncoder(Encoder):
             input_ids: all tokens, including those to predict, which `factorization.visible` hides.
             token_type_ids, memory, is_reversed, remembering: as in `content_stream`.
         """
-        visible, positions, before = factorization.visible, factorization.positions, _length(memory)
+        visible, positions, before = factorization.visible, factorization.positions, 0 if memory is None else memory.shape[2]
         content = stream_mask(input_ids, visible, token_type_ids, before)
         query = stream_mask(input_ids, visible, token_type_ids, before, positions)
         shared = self._shared_inputs(input_ids, before, is_reversed)
         start = self.dropout(self.query_embedding.expand(positions.numel(), -1).contiguous())
-        tokens = torch.cat([self._content(input_ids), start])
+        tokens = torch.cat([self.dropout(self.embeddings.words(input_ids)).flatten(0, 1), start])
         states, kept = self._run(tokens, memory, remembering, shared, content, query)
         return Streams(self.dropout(states.operand.view(*positions.shape, self.config.hidden_size)), kept)
-
-    def _content(self, input_ids: Int[Tensor, "B L"]) -> Float[Tensor, "tokens D"]:
-        return self.dropout(self.embeddings.words(input_ids)).flatten(0, 1)  # type: ignore[no-any-return]
 
     def _run(
         self,
@@ -264,8 +264,3 @@ class XLNetEncoder(Encoder):
         directions = offsets[None] if is_reversed is None else torch.stack([offsets, -offsets])
         table = sinusoids(directions, self.config.hidden_size, self.config.clamp_length)
         return SharedInputs(self.dropout(table), batch, length, None if is_reversed is None else is_reversed.int())
-
-
-def _length(memory: Tensor | None) -> int:
-    """M, the number of remembered positions."""
-    return 0 if memory is None else memory.shape[2]

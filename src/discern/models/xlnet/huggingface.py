@@ -139,12 +139,26 @@ class XLNetArchitecture(Architecture):
         }
 
     def to_huggingface(self, weights: Weights, sizes: ModelConfig) -> dict[str, Tensor]:
-        return super().to_huggingface(
-            {name: _their_shape(name, tensor, sizes.num_heads) for name, tensor in weights.items()}, sizes
-        )
+        # transformers transposes the matrices of the inputs, with their columns by head, but not the matrix of the output.
+        theirs = {}
+        for name, tensor in weights.items():
+            if name == _QUERY:
+                tensor = tensor[None]
+            elif name.endswith((*_INPUTS, _OUTPUT)):
+                matrix = tensor if name.endswith(_OUTPUT) else tensor.t()
+                tensor = matrix.reshape(len(matrix), sizes.num_heads, -1)
+            theirs[name] = tensor
+        return super().to_huggingface(theirs, sizes)
 
     def from_huggingface(self, weights: Weights) -> dict[str, Tensor]:
-        return {name: _our_shape(name, tensor) for name, tensor in super().from_huggingface(weights).items()}
+        ours = super().from_huggingface(weights)
+        for name, tensor in ours.items():
+            if name == _QUERY:
+                ours[name] = tensor[0]
+            elif name.endswith((*_INPUTS, _OUTPUT)):
+                matrix = tensor.flatten(1)
+                ours[name] = matrix if name.endswith(_OUTPUT) else matrix.t()
+        return ours
 
     def task_config(self, sizes: ModelConfig, head: str, pooling: str, frame: str) -> dict[str, Any]:
         return {
@@ -166,20 +180,3 @@ class XLNetArchitecture(Architecture):
                 hint="fine-tune the model again with discern finetune",
             )
         return {"head": _SUMMARIES[activation]}
-
-
-def _their_shape(name: str, tensor: Tensor, num_heads: int) -> Tensor:
-    if name == _QUERY:
-        return tensor[None]
-    # transformers transposes the matrices of the inputs, with their columns by head, but not the matrix of the output.
-    if name.endswith(_INPUTS):
-        return tensor.t().reshape(tensor.shape[1], num_heads, -1)
-    return tensor.reshape(len(tensor), num_heads, -1) if name.endswith(_OUTPUT) else tensor
-
-
-def _our_shape(name: str, tensor: Tensor) -> Tensor:
-    if name == _QUERY:
-        return tensor[0]
-    if name.endswith(_INPUTS):
-        return tensor.flatten(1).t()
-    return tensor.flatten(1) if name.endswith(_OUTPUT) else tensor

@@ -167,42 +167,43 @@ class RelativeAttention(nn.Module):
         gathered = []
         for part, mask in zip(parts, masks, strict=True):
             queries = self._split(part.view(*mask.starts.shape, part.shape[1]))
-            terms = self._terms(queries, keys, position_keys, shared.direction, mask.segmented)
-            gathered.append((self._probabilities(*terms, mask) @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
+            probabilities = self._probabilities(queries, keys, position_keys, shared.direction, mask)
+            gathered.append((probabilities @ values).permute(1, 2, 0, 3).flatten(2).flatten(0, 1))
         return gathered[0] if len(gathered) == 1 else torch.cat(gathered)
 
-    def _terms(
+    def _probabilities(
         self,
         queries: Float[Tensor, "H B Q d"],
         keys: Float[Tensor, "H B K d"],
         position_keys: Float[Tensor, "H S W d"],
         direction: Int[Tensor, "B"] | None,
-        segmented: bool,
-    ) -> tuple[Float[Tensor, "H B Q K"], Float[Tensor, "H B Q W"], Float[Tensor, "H B Q"] | None]:
-        """The terms of the scores: content, all distances, and the difference between "another segment" and "the same"."""
+        mask: StreamMask,
+    ) -> Float[Tensor, "H B Q K"]:
+        # The terms of the scores: content, all distances, and the difference between "another segment" and "the same"
         scale = 1 / math.sqrt(queries.shape[-1])
         queries = queries * scale
 
         def biased(bias: Float[Tensor, "H d"]) -> Float[Tensor, "H B Q d"]:
             return queries + (bias * scale).to(queries.dtype)[:, None, None, :]
 
-        content = biased(self.content_bias) @ keys.transpose(-1, -2)
-        position_scores = _position_scores(biased(self.position_bias), position_keys, direction)
-        if not segmented:
-            return content, position_scores, None
-        # Softmax does not change if the term of "the same segment" is subtracted for all keys, so only the difference is needed.
-        difference = (self.segments[1] - self.segments[0]).to(queries.dtype)
-        return content, position_scores, biased(self.segment_bias).mul(difference[:, None, None, :]).sum(-1)
+        content, by_position = biased(self.content_bias) @ keys.transpose(-1, -2), biased(self.position_bias)
+        if direction is not None:
+            position_scores = by_position @ position_keys.index_select(1, direction).transpose(-1, -2)
+        else:
+            position_scores = by_position.flatten(1, 2) @ position_keys[:, 0].transpose(-1, -2)
+            position_scores = position_scores.view(*queries.shape[:3], position_keys.shape[2])
+        gain = None
+        if mask.segmented:
+            # Only the difference: softmax does not change if the term of "the same segment" is subtracted for all keys.
+            difference = (self.segments[1] - self.segments[0]).to(queries.dtype)
+            gain = biased(self.segment_bias).mul(difference[:, None, None, :]).sum(-1)
 
-    def _probabilities(
-        self, content: Tensor, position_scores: Tensor, gain: Tensor | None, mask: StreamMask
-    ) -> Float[Tensor, "H B Q K"]:
         if kernels.usable(content, position_scores):
             return kernels.relative_softmax(content, position_scores, gain, mask.relation, mask.starts, self.dropout.active)
         scores = content + _rel_shift(position_scores, mask, content.shape[-1])
-        if gain is not None and mask.relation is not None:
-            scores = scores + gain[..., None] * (mask.relation == OTHER).to(gain.dtype)
         if mask.relation is not None:
+            if gain is not None:
+                scores = scores + gain[..., None] * (mask.relation == OTHER).to(gain.dtype)
             # The smallest finite number instead of -inf, so that the result is finite for any mask.
             scores = scores.masked_fill(mask.relation == HIDDEN, torch.finfo(scores.dtype).min)
         # Softmax returns float32 under autocast; the product with the values casts it back.
@@ -215,15 +216,6 @@ class RelativeAttention(nn.Module):
     def _split(self, projected: Float[Tensor, "B L D"]) -> Float[Tensor, "H B L d"]:
         rows, length, size = projected.shape
         return projected.view(rows, length, self.num_heads, size // self.num_heads).permute(2, 0, 1, 3)
-
-
-def _position_scores(
-    queries: Float[Tensor, "H B Q d"], position_keys: Float[Tensor, "H S W d"], direction: Int[Tensor, "B"] | None
-) -> Float[Tensor, "H B Q W"]:
-    """Products of the queries with the keys for the distances; each row uses those of its direction."""
-    if direction is not None:
-        return queries @ position_keys.index_select(1, direction).transpose(-1, -2)
-    return (queries.flatten(1, 2) @ position_keys[:, 0].transpose(-1, -2)).view(*queries.shape[:3], position_keys.shape[2])
 
 
 def _rel_shift(position_scores: Float[Tensor, "H B Q W"], mask: StreamMask, keys: int) -> Float[Tensor, "H B Q K"]:
