@@ -69,7 +69,7 @@ class Server:
     def __init__(self, folder: Path, line: str) -> None:
         """Start it and wait until it names its address, for at most two minutes."""
         self.line = line
-        command = [sys.executable, "-m", *shlex.split(line), "--port", "0"]
+        command = [sys.executable, "-m", *shlex.split(re.sub(r" --port \d+", "", line)), "--port", "0"]
         self.process = subprocess.Popen(
             command, cwd=folder, env=environment(folder), text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

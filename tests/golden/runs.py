@@ -22,6 +22,7 @@ from discern import kernels
 from discern.data.batching.rows import scheduled_rows
 from discern.data.config import DataConfig
 from discern.objectives import objectives
+from discern.objectives.base import Objective
 from discern.progress import Silent
 from discern.training.config import OptimizerConfig, TrainConfig, step_sizes
 from discern.training.distributed import Ranks
@@ -97,9 +98,8 @@ OPTIMIZERS: dict[str, dict[str, Any]] = {
 AVERAGES = {"rtd-wsd-averaged": 0.9}
 
 
-_GROWING = {"batch_schedule": ((0, 128), (25, 256)), "length_schedule": ((0, 16), (36, 32))}
-# How the steps of a variant grow.
-GROWING: dict[str, dict[str, Any]] = {"rtd-growing": _GROWING, "permutation-lm-growing": _GROWING}
+# How the steps of a variant grow: its rows, and their lengths.
+GROWING: dict[str, tuple[Any, Any]] = dict.fromkeys(("rtd-growing", "permutation-lm-growing"), (((0, 128), (25, 256)), ((0, 16), (36, 32))))
 
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
     "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
@@ -144,25 +144,30 @@ class StopAfter(Silent):
         self.stop.signal = None if self.left > 1 else signal.SIGINT
 
 
+def build(name: str, **model: Any) -> Objective:
+    """The objective of a run, its weights filled."""
+    model |= VARIANT_MODELS.get(name, {})
+    name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
+    factory, given = objectives.load(name), settings(**MODELS.get(name, {}), **model)
+    counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
+    objective: Objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
+    objective.initialize(0)
+    return objective
+
+
 def record(name: str, steps: int = 50) -> list[dict[str, float]]:
     """Losses and gradient norm of the first of 50 steps, on the path that is switched on.
 
     The two paths have recordings of their own: they drop other elements out.
     """
     torch.set_num_threads(1)
-    model = VARIANT_MODELS.get(name, {})
+    objective = build(name)
     optimizer, average = OPTIMIZERS.get(name, {}), AVERAGES.get(name, 0.0)
     loop: dict[str, Any] = {"weight_average": average, "evaluate_every_steps": 10, "evaluate_sequences": 16} if average else {}
-    growing = GROWING.get(name, {})
+    batches, lengths = GROWING.get(name, ((), ()))
     name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
-    factory, given = objectives.load(name), settings(**MODELS.get(name, {}), **model)
-    counted = replace(given.vocabulary, token_counts=torch.arange(1, given.vocabulary.size + 1))
-    objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
-    objective.initialize(0)
-    lengths = {"length_schedule": growing["length_schedule"]} if growing else {}
-    batch = {"batch_schedule": growing["batch_schedule"]} if growing else {}
-    data = DataConfig(sequence_length=32, **lengths, **ROWS.get(name, {}))
-    plan = TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, **loop, **batch)
+    data = DataConfig(sequence_length=32, length_schedule=lengths, **ROWS.get(name, {}))
+    plan = TrainConfig(max_steps=50, sequences_per_step=8, log_every_steps=1, micro_batch_size=4, batch_schedule=batches, **loop)
     sizes = step_sizes(plan, data)
     in_slots = objective.config.reads_in_order
     progress = StopAfter(steps)

@@ -53,14 +53,14 @@ def test_any_classifier_of_transformers_teaches(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     written(tmp_path, tokenizer, tokenizer_class="PreTrainedTokenizerFast", **stated(ROBERTA_NAMES))
     examples = [ClassificationExample(str(number), text) for number, text in enumerate(TEXTS)]
-    task, outputs = teacher_outputs(tmp_path, "own", examples, torch.device("cpu"), Silent())
-    assert task.labels.names == ("good", "bad", "so-so")
-    for text, output in zip(TEXTS, outputs, strict=True):
+    labels, predictions, states = teacher_outputs(tmp_path, "own", examples, torch.device("cpu"), Silent())
+    assert labels.names == ("good", "bad", "so-so")
+    for text, prediction, state in zip(TEXTS, predictions, states, strict=True):
         encoded = torch.tensor([tokenizer.encode(text).ids])
         with torch.inference_mode():
             expected = model(encoded, output_hidden_states=True)
-        np.testing.assert_allclose(output["logits"], expected.logits[0], atol=1e-5)
-        np.testing.assert_allclose(output["state"], expected.hidden_states[-1][0].mean(0), atol=1e-5)
+        np.testing.assert_allclose(prediction["logits"], expected.logits[0], atol=1e-5)
+        np.testing.assert_allclose(state, expected.hidden_states[-1][0].mean(0), atol=1e-5)
 
     model.roberta.save_pretrained(tmp_path)
     with pytest.raises(DataError, match="no classifier"):
@@ -95,7 +95,7 @@ def test_targets_are_the_logits_of_the_teacher_in_the_order_of_the_student(reque
 
 
 def test_a_student_with_no_other_loss_becomes_its_teacher(request_: Finetuning, tmp_path: Path) -> None:
-    few = ("finetune.teacher_weight=1", "finetune.states_weight=1", "train.max_steps=150", "task.words=false")
+    few = ("finetune.teacher_weight=1", "finetune.teacher_states_weight=1", "train.max_steps=150", "task.words=false")
     results = finetune(with_settings(request_, *few), Silent())
     assert results["teacher"]["unlabeled_examples"] == 3
     assert results["train_examples"] == 60

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from discern.corruption.permutation import factorization_order
-from discern.corruption.randomness import Randomness
 from discern.data.batching.rows import heldout_rows, training_rows
 from discern.data.config import DataConfig
 from discern.errors import ConfigError
 from discern.objectives.masked import MaskedLanguageModel, MLMConfig
 from discern.objectives.permutation_lm import PermutationLanguageModel, PermutationLMConfig
 from discern.training.config import load_pretrain_config
-from discern.types import CorruptedBatch, StepOutput, TokenBatch
+from discern.types import CorruptedBatch, TokenBatch
+from tests.objectives.test_conformance import randomness, run
 from tests.support import MODELS, SPECIAL, MemorySplit, make_batch, random_documents, settings
 
 LENGTH, PART = 24, 12
@@ -36,16 +36,6 @@ def build(model: dict[str, Any] | None = None, **options: Any) -> PermutationLan
 
 def rows(step: int, data: DataConfig = DATA) -> TokenBatch:
     return training_rows(SPLIT, SPECIAL, data, 0, slots=4).batch(step * 4 + np.arange(4), np.arange(4))
-
-
-def randomness(tokens: TokenBatch, step: int = 0) -> Randomness:
-    return Randomness(0, step, tokens.slot)
-
-
-def run(objective: PermutationLanguageModel, tokens: TokenBatch, step: int = 0) -> StepOutput:
-    numbers = randomness(tokens, step)
-    output: StepOutput = objective(objective.corrupt(tokens, numbers), numbers)
-    return output
 
 
 def logits_of(objective: PermutationLanguageModel, tokens: TokenBatch, step: int = 0) -> Tensor:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from discern.model_files.huggingface import network_to_huggingface
-from discern.models.base import Network
+from discern.models.base import Network, build_embeddings, build_encoder
 from discern.models.config import ModelConfig, build_config
-from discern.models.heads import ReplacedTokenHead
 from discern.objectives import objectives
 from discern.objectives.base import BuildSettings, Objective, Vocabulary
 from discern.types import SpecialTokens, TokenBatch
 
 VOCABULARY = Vocabulary(97, SpecialTokens(pad=0, unk=1, cls=2, sep=3, mask=4))
 SIZES = {"num_layers": 2, "hidden_size": 32, "embedding_size": 16, "num_heads": 4, "feedforward_size": 48, "max_positions": 40}
+TIED = {f"{name}.weight" for name in ("decoder", "cls.predictions.decoder", "generator_lm_head", "lm_loss")}
+TIED.add("cls.predictions.decoder.bias")
 
 
 def sizes(**changes: Any) -> ModelConfig:
@@ -84,20 +85,37 @@ def network_logits(network: Network, batch: TokenBatch) -> Tensor:
     return logits
 
 
-def counterpart(network: Network) -> Any:
-    """The transformers model with the same weights, in evaluation mode."""
-    from transformers import ElectraConfig, ElectraForMaskedLM, ElectraForPreTraining
+def network_of(config: ModelConfig, head: Callable[[ModelConfig], nn.Module] | None = None) -> Network:
+    """An encoder with a head, its own one by default, in evaluation mode, every parameter far from zero and from one."""
+    encoder = build_encoder(build_embeddings(VOCABULARY.size, config.embedding_size, config), config)
+    network = Network(encoder, head(config) if head else encoder.language_head())
+    parts = nn.ModuleList(network.parts())
+    make_noisy(parts)
+    parts.eval()
+    return network
+
+
+def counterpart(network: Network, left_out: str = "mask_predictions.", **settings: Any) -> Any:
+    """The model of transformers with the same weights, in evaluation mode, loaded from what an export writes."""
+    import transformers
 
     exported = network_to_huggingface(network, VOCABULARY.special)
-    config = ElectraConfig(**exported.config, attn_implementation="eager")
-    discriminator = isinstance(network.head, ReplacedTokenHead)
-    model = (ElectraForPreTraining if discriminator else ElectraForMaskedLM)(config)
-    tied = set() if discriminator else {"generator_lm_head.weight"}
-    missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
-    assert set(missing) == tied
-    assert not unexpected
+    kind = getattr(transformers, exported.loads_as)
+    model = kind(kind.config_class(**{**exported.config, **settings}))
+    bare = f"{model.base_model_prefix}." if model.base_model is model else ""
+    weights = {name.removeprefix(bare): tensor for name, tensor in exported.tensors.items()}
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    assert set(missing) <= TIED
+    assert all(name.startswith(left_out) for name in unexpected)
     model.tie_weights()
     return model.eval()
+
+
+def padded_rows(length: int, *, padded: bool = True) -> tuple[Tensor, Tensor]:
+    """Three rows of ids, two of them padded; and which tokens are real."""
+    ids = torch.randint(5, VOCABULARY.size, (3, length), generator=torch.Generator().manual_seed(length))
+    ends = torch.tensor([length, max(1, length * 2 // 3), 1] if padded else [length] * 3)
+    return ids, torch.arange(length) < ends[:, None]
 
 
 def inputs(batch: TokenBatch) -> dict[str, Tensor]:

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from discern.errors import CheckpointError, DataError
 from discern.model_files.huggingface import network_to_huggingface, read_network
-from discern.models.base import Network, build_embeddings, build_encoder, named_parameters
+from discern.models.base import Network, named_parameters
 from discern.models.config import ModelConfig, build_config
 from discern.models.heads import ReplacedTokenHead
-from tests.parity.small_networks import VOCABULARY, make_noisy
+from tests.parity.small_networks import VOCABULARY, counterpart, make_noisy, network_of, padded_rows
 from tests.paths import on_path
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -47,7 +47,6 @@ CASES: dict[str, dict[str, Any]] = {
     "projected words": {"embedding_size": 16},
     "heads of two": {"num_heads": 16},
 }
-LONG = ("v3", "a bucket a distance", "absolute positions, segments", "convolution")
 
 
 @pytest.fixture(params=["kernels", "plain"], autouse=True)
@@ -60,40 +59,6 @@ def sizes(**changes: Any) -> ModelConfig:
     return build_config({**SIZES, **changes})
 
 
-def network_of(config: ModelConfig, kind: str = "words") -> Network:
-    """An encoder with a head, in evaluation mode, every parameter far from zero and from one."""
-    encoder = build_encoder(build_embeddings(VOCABULARY.size, config.embedding_size, config), config)
-    heads: dict[str, Any] = {"words": encoder.language_head, "replaced": lambda: ReplacedTokenHead(config), "none": nn.Identity}
-    network = Network(encoder, heads[kind]())
-    parts = nn.ModuleList(network.parts())
-    make_noisy(parts)
-    parts.eval()
-    return network
-
-
-def counterpart(network: Network) -> Any:
-    """The model of transformers with the same weights, in evaluation mode, loaded from what an export writes."""
-    exported = network_to_huggingface(network, VOCABULARY.special)
-    model = getattr(transformers, exported.loads_as)(transformers.DebertaV2Config(**exported.config))
-    bare = exported.loads_as == "DebertaV2Model"
-    weights = {name.removeprefix("deberta.") if bare else name: tensor for name, tensor in exported.tensors.items()}
-    missing, unexpected = model.load_state_dict(weights, strict=False)
-    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    assert all(name.startswith("mask_predictions.") for name in unexpected)
-    model.tie_weights()
-    return model.eval()
-
-
-def rows(length: int, *, holes: bool = False) -> tuple[Tensor, Tensor]:
-    """Three rows of ids, two of them padded; and which tokens are real."""
-    random = torch.Generator().manual_seed(length)
-    ids = torch.randint(5, VOCABULARY.size, (3, length), generator=random)
-    real = torch.arange(length) < torch.tensor([length, max(1, length * 2 // 3), 1])[:, None]
-    if holes:
-        real[:, 2::5] = False
-    return ids, real
-
-
 @pytest.mark.parametrize(
     ("case", "length"),
     [
@@ -103,9 +68,10 @@ def rows(length: int, *, holes: bool = False) -> tuple[Tensor, Tensor]:
 )
 def test_logits_and_gradients(case: str, length: int) -> None:
     """At lengths below, at and beyond the distances that have a vector of their own."""
-    network = network_of(sizes(**CASES[case]), "none" if case == "projected words" else "words")
+    network = network_of(sizes(**CASES[case]), nn.Identity if case == "projected words" else None)
     theirs = counterpart(network)
-    ids, real = rows(length, holes=length == 17)
+    ids, real = padded_rows(length)
+    real[:, 2::5] &= length != 17
     types = (torch.arange(length) > length // 2).long().expand_as(ids) if "segments" in case else None
     ours = network.token_logits(ids, real, types)
     expected = theirs(ids, attention_mask=real.long(), token_type_ids=types)[0]
@@ -133,7 +99,7 @@ def test_packed_documents() -> None:
     """The sum over documents in one row: as transformers computes them one by one."""
     network = network_of(sizes())
     theirs = counterpart(network)
-    ids, _ = rows(40)
+    ids, _ = padded_rows(40)
     cuts = [0, 10, 11, 40]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([10, 1, 29])).expand(3, -1)
     weights = torch.randn(3, 40, VOCABULARY.size, generator=torch.Generator().manual_seed(3)) / 40
@@ -147,8 +113,8 @@ def test_the_mask_decoder_is_that_of_the_released_code() -> None:
     """`EnhancedMaskDecoder` of microsoft/DeBERTa, derived with the layers of transformers: the last one runs twice, its keys and
     values from the states before it, its queries beginning as these plus absolute positions."""
     network = network_of(sizes(mask_decoder=True))
-    theirs = counterpart_without_decoder(network)
-    ids, real = rows(20)
+    theirs = counterpart(network, "deberta.embeddings.position_embeddings.weight")
+    ids, real = padded_rows(20)
     body, (hidden, mask) = (
         theirs.deberta,
         (theirs.deberta(ids, real.long(), output_hidden_states=True).hidden_states[-2], real.long()),
@@ -173,22 +139,12 @@ def test_the_mask_decoder_is_that_of_the_released_code() -> None:
         network.token_logits(torch.full((1, 65), 7))
 
 
-def counterpart_without_decoder(network: Network) -> Any:
-    exported = network_to_huggingface(network, VOCABULARY.special)
-    model = transformers.DebertaV2ForMaskedLM(transformers.DebertaV2Config(**exported.config))
-    missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
-    assert set(missing) <= {"cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-    assert unexpected == ["deberta.embeddings.position_embeddings.weight"]
-    model.tie_weights()
-    return model.eval()
-
-
 def test_the_head_of_a_discriminator_is_that_of_the_released_code() -> None:
     """`LMMaskPredictionHead` of microsoft/DeBERTa reads each state together with that of the text's first token."""
-    network = network_of(sizes(), "replaced")
+    network = network_of(sizes(), ReplacedTokenHead)
     body = counterpart(network)
     head: Any = network.head
-    ids, real = rows(12)
+    ids, real = padded_rows(12)
     states = body(ids, real.long()).last_hidden_state
     inner = F.layer_norm(states[:, :1] + states, (32,), head.norm.weight, head.norm.bias, 1e-7)
     expected = (F.gelu(inner @ head.dense.weight.t() + head.dense.bias) @ head.output.weight.t() + head.output.bias)[..., 0]
@@ -219,7 +175,7 @@ def test_v1_is_read(kind: str, tmp_path: Path) -> None:
     make_noisy(theirs)
     theirs.save_pretrained(tmp_path)
     network = read_network(tmp_path).network
-    ids, real = rows(24)
+    ids, real = padded_rows(24)
     expected = theirs(ids, attention_mask=real.long())[0]
     torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
 

@@ -8,14 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 
-from discern.model_files.huggingface import network_to_huggingface
-from discern.models.base import Network, build_embeddings, build_encoder
+from discern.models.base import Network
 from discern.models.config import ModelConfig, build_config
-from discern.models.heads import EnergyHead, ReplacedTokenHead
+from discern.models.heads import ReplacedTokenHead
 from discern.models.modernbert.encoder import ModernBertEncoder
-from tests.parity.small_networks import VOCABULARY, make_noisy
+from tests.parity.small_networks import VOCABULARY, counterpart, network_of, padded_rows
 from tests.paths import on_path
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}
@@ -42,52 +40,13 @@ def sizes(**changes: Any) -> ModelConfig:
     return build_config({**SIZES, "local_window": WINDOW, **changes})
 
 
-def masked_lm(config: ModelConfig, width: int = 32) -> Network:
-    """An encoder with a head over the vocabulary, in evaluation mode, every parameter far from zero and from one."""
-    encoder = build_encoder(build_embeddings(VOCABULARY.size, width, config), config)
-    return _noisy(Network(encoder, encoder.language_head()))
-
-
-def discriminator(config: ModelConfig, kind: type[ReplacedTokenHead | EnergyHead]) -> Network:
-    encoder = build_encoder(build_embeddings(VOCABULARY.size, 32, config), config)
-    return _noisy(Network(encoder, kind(config)))
-
-
-def _noisy(network: Network) -> Network:
-    parts = nn.ModuleList(network.parts())
-    make_noisy(parts)
-    parts.eval()
-    return network
-
-
-def counterpart(network: Network) -> Any:
-    """The model of transformers with the same weights, in evaluation mode, loaded from what an export writes."""
-    import transformers
-
-    exported = network_to_huggingface(network, VOCABULARY.special)
-    model = getattr(transformers, exported.config["architectures"][0])(transformers.ModernBertConfig(**exported.config))
-    missing, unexpected = model.load_state_dict(exported.tensors, strict=False)
-    assert set(missing) <= {"decoder.weight"}
-    assert not unexpected
-    model.tie_weights()
-    return model.eval()
-
-
-def rows(length: int, *, padded: bool = True, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Three rows of ids, two of them padded; and which tokens are real."""
-    random = torch.Generator().manual_seed(seed)
-    ids = torch.randint(5, VOCABULARY.size, (3, length), generator=random)
-    ends = torch.tensor([length, max(1, length * 2 // 3), 1] if padded else [length] * 3)
-    return ids, torch.arange(length) < ends[:, None]
-
-
 @pytest.mark.parametrize("length", LENGTHS)
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
 @pytest.mark.parametrize("padded", [False, True], ids=["full rows", "padded rows"])
 def test_logits_around_the_window(length: int, biases: dict[str, bool], padded: bool) -> None:
-    network = masked_lm(sizes(**biases))
+    network = network_of(sizes(**biases))
     theirs = counterpart(network)
-    ids, real = rows(length, padded=padded)
+    ids, real = padded_rows(length, padded=padded)
     with torch.no_grad():
         ours = network.token_logits(ids, real if padded else None)
         expected = theirs(ids, attention_mask=real.long()).logits
@@ -110,9 +69,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_logits_of_every_setting(case: str) -> None:
-    network = masked_lm(sizes(**CASES[case]))
+    network = network_of(sizes(**CASES[case]))
     theirs = counterpart(network)
-    ids, real = rows(37)
+    ids, real = padded_rows(37)
     with torch.no_grad():
         expected = theirs(ids, attention_mask=real.long()).logits
         torch.testing.assert_close(network.token_logits(ids, real)[real], expected[real], **TOLERANCE)
@@ -122,10 +81,9 @@ def test_logits_of_every_setting(case: str) -> None:
 @pytest.mark.parametrize("biases", [{}, BIASES], ids=["without biases", "with biases"])
 @pytest.mark.parametrize("kind", ["words", "replaced"])
 def test_gradients(kind: str, biases: dict[str, bool], length: int) -> None:
-    config = sizes(**biases)
-    network = masked_lm(config) if kind == "words" else discriminator(config, ReplacedTokenHead)
+    network = network_of(sizes(**biases), None if kind == "words" else ReplacedTokenHead)
     theirs = counterpart(network)
-    ids, real = rows(length)
+    ids, real = padded_rows(length)
     ours, expected = network.token_logits(ids, real), theirs(ids, attention_mask=real.long()).logits
     ours = ours if kind == "words" else ours[..., None]
     weights = torch.randn(ours.shape, generator=torch.Generator().manual_seed(3)) * real[..., None]
@@ -136,9 +94,9 @@ def test_gradients(kind: str, biases: dict[str, bool], length: int) -> None:
 
 def test_gradients_of_packed_documents() -> None:
     """The sum over documents in one row: as transformers computes them one by one."""
-    network = masked_lm(sizes(local_window=6))
+    network = network_of(sizes(local_window=6))
     theirs = counterpart(network)
-    ids, _ = rows(40, padded=False)
+    ids, _ = padded_rows(40, padded=False)
     cuts = [0, 10, 11, 40]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([10, 1, 29])).expand(3, -1)
     weights = torch.randn(3, 40, VOCABULARY.size, generator=torch.Generator().manual_seed(3))
@@ -163,9 +121,9 @@ def compare_gradients(network: Network, theirs: Any) -> None:
 
 
 def test_a_mask_with_holes_measures_the_window_in_positions() -> None:
-    network = masked_lm(sizes(**BIASES))
+    network = network_of(sizes(**BIASES))
     theirs = counterpart(network)
-    ids, real = rows(40, padded=False)
+    ids, real = padded_rows(40, padded=False)
     real[:, 10:20] = False
     with torch.no_grad():
         expected = theirs(ids, attention_mask=real.long()).logits
@@ -175,9 +133,9 @@ def test_a_mask_with_holes_measures_the_window_in_positions() -> None:
 @pytest.mark.parametrize("length", [9, 40])
 def test_documents_of_a_row_are_as_if_alone(length: int) -> None:
     """Packed rows: each document as transformers computes it by itself, whatever stands beside it."""
-    network = masked_lm(sizes(**BIASES))
+    network = network_of(sizes(**BIASES))
     theirs = counterpart(network)
-    ids, _ = rows(length, padded=False)
+    ids, _ = padded_rows(length, padded=False)
     cuts = [0, length // 4, length // 4 + 1, length]
     documents = torch.repeat_interleave(torch.arange(3), torch.tensor([b - a for a, b in pairwise(cuts)]))
     with torch.no_grad():

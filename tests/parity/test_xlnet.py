@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from discern.models.base import Network
 from discern.models.two_stream import Factorization, Remembering
-from tests.parity.small_xlnet import build_network, counterpart, encoder_of, rows, sizes
+from tests.parity.small_networks import counterpart
+from tests.parity.small_xlnet import build_network, encoder_of, rows, sizes
 from tests.paths import on_path
 
 TOLERANCE = {"atol": 1e-5, "rtol": 1e-5}

@@ -11,6 +11,7 @@ from tests.processes import Program
 FAST = ("train.checkpoint_every_steps=3", "train.log_every_steps=5")
 CONSTANT = ("optimizer.schedule=constant", "optimizer.warmup_steps=1")
 """A rate that does not depend on the length of the run."""
+TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
 LIMIT = 180  # seconds a command may take before the test gives up
 
 
@@ -48,6 +49,5 @@ def weights(out: Path, step: int) -> bytes:
 
 def figures(out: Path) -> list[dict[str, float]]:
     """What a run recorded, without its timing."""
-    timing = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
     lines = map(json.loads, (out / "metrics.jsonl").read_text().splitlines())
-    return [{key: value for key, value in line.items() if key not in timing} for line in lines]
+    return [{key: value for key, value in line.items() if key not in TIMING} for line in lines]

@@ -25,7 +25,7 @@ from tests.pretraining.test_evaluate import prepared
 
 
 def estimated(data: Path, out: Path, *overrides: str, processes: int = 1) -> Estimate:
-    return estimate(plan(data=data, out=out, preset="tiny", overrides=overrides, warn=pytest.fail), processes=processes)
+    return estimate(planned(data, out, *overrides), processes=processes)
 
 
 def planned(data: Path, out: Path, *overrides: str, config: Path | None = None) -> Plan:

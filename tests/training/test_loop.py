@@ -30,7 +30,7 @@ from discern.training.metrics import MetricsLog, TimeBudget, Work, read_metrics
 from discern.training.process import StopRequest
 from discern.training.state import EarlyStopping, State, TrainContext, average_warning, averaged, update_average
 from discern.types import CorruptedBatch, StepOutput
-from tests.pretraining.commands import Notes
+from tests.pretraining.commands import TIMING, Notes, figures
 from tests.support import MODELS, SPECIAL, MemorySplit, random_documents, settings
 
 SPLIT = MemorySplit(random_documents(120, 50, seed=3))
@@ -329,18 +329,12 @@ def test_among_equal_scores_the_lower_loss_is_better(tmp_path: Path, monkeypatch
         assert state.finished
 
 
-TIMING = {"seconds", "tokens_per_second", "data_share", "device_share", "energy_joules", "peak_memory_bytes"}
 WATCH = EarlyStopping("discriminator_auc", patience=3, keep=True)
 Undisturbed = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 
 class Killed(BaseException):
     """Stands for kill -9: nothing may catch it."""
-
-
-def figures(folder: Path) -> list[dict[str, Any]]:
-    """The records without what the clock decides."""
-    return [{key: value for key, value in line.items() if key not in TIMING} for line in read_metrics(folder)]
 
 
 def session(folder: Path, **options: Any) -> tuple[TrainContext, State]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from torch.utils._pytree import tree_iter
 from discern.config.resolve import preset_names
 from discern.data.batching.synthetic import SyntheticRows
 from discern.objectives import losses as word_logits, objectives
-from discern.objectives.base import Objective
 from discern.pretraining.bench import META, MemoryLedger, meta_bench, meta_step
 from discern.progress import Silent
 from discern.training import loop, prefetch as feed
@@ -27,8 +25,7 @@ from discern.training.metrics import NonFiniteGuard, StepCounters, StepMeter
 from discern.training.optimizer import clip_gradients
 from discern.training.process import StopRequest
 from discern.training.state import TrainContext
-from tests.golden.runs import OPTIMIZERS, OPTIONS, ROWS, VARIANT_MODELS, VARIANTS
-from tests.support import MODELS, settings
+from tests.golden.runs import OPTIMIZERS, ROWS, VARIANTS, build
 from tests.training.no_waits import WaitsError, no_waits
 
 CPU = torch.device("cpu")
@@ -36,19 +33,8 @@ NAMES = sorted({*objectives.names(), *VARIANTS})
 VOCABULARY = 50
 
 
-def build(name: str) -> Objective:
-    optioned = VARIANT_MODELS.get(name, {})
-    name, options = VARIANTS.get(name, (name, OPTIONS.get(name, {})))
-    factory = objectives.load(name)
-    given = settings(VOCABULARY, hidden_dropout=0.0, attention_dropout=0.0, **MODELS.get(name, {}), **optioned)
-    counted = replace(given.vocabulary, token_counts=torch.arange(1, VOCABULARY + 1))
-    objective: Objective = factory(factory.Config(name=name, **options), replace(given, vocabulary=counted))
-    objective.initialize(0)
-    return objective
-
-
 def context(name: str, device: torch.device, *, fill: float = 0.7, precision: str = "float32", **train: Any) -> TrainContext:
-    objective = build(name)
+    objective = build(name, hidden_dropout=0.0, attention_dropout=0.0)
     kind = VARIANTS.get(name, (name, {}))[0]
     two_parts = bool(ROWS.get(kind))
     return TrainContext(

@@ -501,7 +501,7 @@ def finetune(
     data: Annotated[Paths | None, option("Folder of the task's files, one for each task.", "DIR")] = None,
     for_: Annotated[
         Literal["cross-encoder"] | None,
-        option("Train a head that transformers has, to score pairs of texts with sentence-transformers.", None, "--for"),
+        advanced("Train a head that transformers has, to score pairs of texts with sentence-transformers.", None, "--for"),
     ] = None,
     teacher: Annotated[
         PathLike | None,
@@ -512,7 +512,7 @@ def finetune(
         ),
     ] = None,
     unlabeled: Annotated[
-        PathLike | None, option("With --teacher: further texts, which it labels; a table, or one text per line.", "FILE")
+        PathLike | None, advanced("With --teacher: further texts, which it labels; a table, or one text per line.", "FILE")
     ] = None,
     seeds: Annotated[int, option("Number of random seeds to train with; reports median and spread.", "N", min=1)] = 1,
     settings: Settings = None,

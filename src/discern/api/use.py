@@ -542,8 +542,7 @@ def export(
         str | None,
         option(
             "Also upload DIR to this repository of the Hugging Face Hub, after 'hf auth login' (needs discern-nlp[hf]). A new "
-            "repository is private; its settings on the Hub make it public. REVISION is a branch, in which {step} stands for the "
-            "step.",
+            "repository is private; its settings on the Hub make it public. REVISION is a branch.",
             "USER/NAME[@REVISION]",
             "--push",
         ),

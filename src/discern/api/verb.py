@@ -145,7 +145,7 @@ def advanced(help: str, metavar: str | None = None, *names: str, **details: Any)
 PathLike: TypeAlias = str | Path
 Paths: TypeAlias = PathLike | Sequence[PathLike]
 Names: TypeAlias = str | Sequence[str]
-FOREIGN = "a Hugging Face ELECTRA, BERT, XLNet or ModernBERT (folder or name on the Hub)"
+FOREIGN = "a Hugging Face ELECTRA, BERT, XLNet, ModernBERT or DeBERTa (folder or name on the Hub)"
 Settings: TypeAlias = Annotated[
     Mapping[str, Any] | Sequence[str] | None,
     option("Set a value; overrides preset and file. May be repeated.", "SECTION.KEY=VALUE", "--set"),

@@ -369,7 +369,7 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
     states = next(iter(plan.data.values())).train.features.targets.get("teacher_state")
     distillation = None
     if isinstance(states, np.ndarray):
-        weights = finetuning.teacher_weight, finetuning.temperature, finetuning.states_weight
+        weights = finetuning.teacher_weight, finetuning.teacher_temperature, finetuning.teacher_states_weight
         distillation = Distillation(*weights, width=states.shape[1])
     return supervised(
         encoder,

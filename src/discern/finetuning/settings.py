@@ -170,10 +170,10 @@ class FinetuneSection(Section):
     teacher_weight: float = Field(
         0.5, ge=0, le=1, description="Share of the teacher's outputs in the loss; the labels have the rest."
     )
-    temperature: float = Field(
+    teacher_temperature: float = Field(
         2.0, gt=0, description="Divisor of the logits of teacher and student, for classes. Hinton et al. 2015."
     )
-    states_weight: float = Field(
+    teacher_states_weight: float = Field(
         0.0,
         ge=0,
         description="Factor of an additional loss: 1 minus the cosine between the mean state of a row, after a linear layer, and "

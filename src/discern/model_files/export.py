@@ -159,8 +159,8 @@ def export(
         CheckpointError: the run has no intact checkpoint, or the weights are missing or damaged.
         NumericsError: a weight is not finite, or too large for the precision; or eight bits lose more than is allowed.
     """
+    check_target(out, source.folder if isinstance(source, ModelFolder) else source, serving.texts)
     opened = open_model(source, warn=warn)
-    check_target(out, opened.folder, serving.texts)
     serving.check()
     if serving.form is not None and all_networks:
         raise ConfigError("--all-networks writes networks for discern, --as one for other software", hint="leave out one of them")

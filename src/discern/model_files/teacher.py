@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from discern.errors import CheckpointError, ConfigError, DataError
 from discern.model_files.folder import open_model
@@ -17,7 +18,7 @@ from discern.models.base import encoders_by_type
 from discern.models.heads import mean_state
 from discern.progress import Progress
 from discern.storage.checksums import has_file, read_json
-from discern.tasks.base import ClassificationExample, Labels, Outputs, Task
+from discern.tasks.base import ClassificationExample, Labels, Outputs, Prediction
 from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.supervised import outputs_of, refuse_non_finite
 
@@ -26,8 +27,8 @@ _BATCH, _MAX_LENGTH = 64, 512
 
 def teacher_outputs(
     folder: Path, name: str, examples: Sequence[ClassificationExample], device: torch.device, progress: Progress
-) -> tuple[Task[Any], Outputs]:
-    """The task of a teacher, and its `logits` and mean `state` for each example.
+) -> tuple[Labels, list[Prediction], NDArray[np.float32]]:
+    """The labels of a teacher, and its prediction for each example with the mean state of its last layer, (N, D).
 
     Args:
         name: name of the task, if the teacher has several.
@@ -37,27 +38,29 @@ def teacher_outputs(
         DataError, CheckpointError: the folder has no fine-tuned model, or is damaged.
     """
     progress.start("asking the teacher", len(examples), "texts")
+    features: Any = None  # which predictions of classes and numbers do not need
     hint = "give a complete model folder"
     is_export = has_file(folder, CONFIG_NAME)
     if is_export and read_json(folder / CONFIG_NAME, hint=hint, error=CheckpointError)["model_type"] not in encoders_by_type():
         task, outputs = _of_transformers(folder, examples, device, progress)
     else:
         model = open_model(folder, warn=progress.note).task_model()
-        task = model.task(name if name in model.objective.tasks else None)
-        if not isinstance(task, Classification):
+        found = model.task(name if name in model.objective.tasks else None)
+        if not isinstance(found, Classification):
             raise DataError(f"{folder} predicts neither classes nor numbers", hint="give a classifier as the teacher")
+        task = found
         model.objective.to(device).observes_states = True
         features = task.encode(examples, model.text, labeled=False)
         outputs, _ = outputs_of(model.objective, task.name, features, progress=progress)
     progress.finish()
     refuse_non_finite("the teacher", outputs, 0.0, hint="use another teacher")
-    return task, outputs
+    return task.labels, task.predict(examples, features, outputs), np.stack([output["state"] for output in outputs])
 
 
 @torch.inference_mode()
 def _of_transformers(
     folder: Path, examples: Sequence[ClassificationExample], device: torch.device, progress: Progress
-) -> tuple[Task[Any], Outputs]:
+) -> tuple[Classification, Outputs]:
     try:
         from transformers import AutoModelForSequenceClassification, AutoTokenizer
     except ImportError:

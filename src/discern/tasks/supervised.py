@@ -34,13 +34,13 @@ FrameName = Literal["cls-first", "cls-last"]
 
 @dataclass(frozen=True)
 class Distillation:
-    """What is learned from a teacher besides the labels; see the settings of the same names.
+    """How a teacher's outputs are learned besides the labels; see the settings of fine-tuning.
 
     Attributes:
         width: number of values of the teacher's states.
     """
 
-    teacher_weight: float
+    weight: float
     temperature: float
     states_weight: float
     width: int
@@ -201,7 +201,7 @@ class SupervisedObjective(Objective):
         """
         settings = cast(Distillation, self._distillation)
         distance = teacher_loss(logits, group.targets["teacher"], self.tasks[group.task].labels.kind, settings.temperature)
-        loss = (1 - settings.teacher_weight) * loss + settings.teacher_weight * distance
+        loss = (1 - settings.weight) * loss + settings.weight * distance
         if settings.states_weight:
             projected = self.projections[group.task](mean_state(states, rows.attention_mask))
             cosine = F.cosine_similarity(projected.float(), group.targets["teacher_state"], dim=-1)
