@@ -203,7 +203,7 @@ def write_models(folder: Path) -> None:
         "MODEL": ("models/first", "FOLDER"),
         "hub/discriminator": ("google/electra-small-discriminator", "downloads/koelectra-discriminator"),
         "hub/generator": ("downloads/koelectra-generator",),
-        "OUT": ("stars",),
+        "OUT": ("stars", "LARGE"),
     }
     for made, names in copies.items():
         for name in names:

@@ -32,7 +32,7 @@ SLURM = {
     "SLURM_CPUS_PER_TASK": "8",
 }
 OPTIONS = {"job-name", "cpus-per-task", "mem", "mem-per-cpu", "time", "open-mode", "output", "signal", "requeue"}
-OPTIONS |= {"nodes", "ntasks-per-node", "gpus-per-node"}
+COUNTS = {"nodes", "ntasks-per-node", "gpus-per-node"}
 RECORD = '#!/bin/bash\nprintf "%s\\0" "$(basename "$0")" "$@" >> "$LOG"; printf "\\n" >> "$LOG"\n'
 STAND_INS = {
     "scontrol": '[ "$1" = show ] && echo node1',
@@ -92,12 +92,13 @@ def check_torchrun(arguments: list[str]) -> argparse.Namespace:
 def options_of(script: Path) -> dict[str, str]:
     """The options of sbatch in a script."""
     lines = script.read_text().splitlines()
-    given = [number for number, line in enumerate(lines) if line.startswith("#SBATCH --")]
+    given = [number for number, line in enumerate(lines) if line.startswith("#SBATCH")]
     # sbatch reads them before the first command only.
     commands = [number for number, line in enumerate(lines) if line and not line.startswith("#")]
     assert given[-1] < commands[0]
-    found = dict(re.fullmatch(r"#SBATCH --([a-z-]+)=?(\S*)", lines[number]).groups() for number in given)  # type: ignore[union-attr]
-    assert found.keys() <= OPTIONS
+    found = dict(re.fullmatch(r"#SBATCH --([a-z-]+)=?(\S*)", lines[number]).groups() for number in given)  # type: ignore[misc,union-attr]
+    assert found.keys() <= OPTIONS | COUNTS
+    assert all(found[name].isdigit() for name in COUNTS & found.keys())
     return found
 
 

@@ -99,7 +99,9 @@ AVERAGES = {"rtd-wsd-averaged": 0.9}
 
 
 # How the steps of a variant grow: its rows, and their lengths.
-GROWING: dict[str, tuple[Any, Any]] = dict.fromkeys(("rtd-growing", "permutation-lm-growing"), (((0, 128), (25, 256)), ((0, 16), (36, 32))))
+GROWING: dict[str, tuple[Any, Any]] = dict.fromkeys(
+    ("rtd-growing", "permutation-lm-growing"), (((0, 128), (25, 256)), ((0, 16), (36, 32)))
+)
 
 VARIANT_MODELS: dict[str, dict[str, Any]] = {
     "rtd-modernbert": {"encoder": "modernbert", "local_window": 8},
@@ -161,7 +163,7 @@ def record(name: str, steps: int = 50) -> list[dict[str, float]]:
     The two paths have recordings of their own: they drop other elements out.
     """
     torch.set_num_threads(1)
-    objective = build(name)
+    objective: Any = build(name)
     optimizer, average = OPTIMIZERS.get(name, {}), AVERAGES.get(name, 0.0)
     loop: dict[str, Any] = {"weight_average": average, "evaluate_every_steps": 10, "evaluate_sequences": 16} if average else {}
     batches, lengths = GROWING.get(name, ((), ()))

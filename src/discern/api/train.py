@@ -328,7 +328,7 @@ def pretrain(
 
     Example: discern pretrain --init-from MODEL --data DATA --out RUN --set train.max_steps=20000
 
-    Example: discern pretrain --preset modern-cpu --teacher LARGE --data DATA --out RUN --set objective.name=mlm
+    Example: discern pretrain --preset modern-cpu --set objective.name=mlm --teacher MODEL --data DATA --out RUN
 
     Example: discern pretrain --decay-from RUN --data DATA --out DECAYED --set optimizer.decay_steps=2000
 
@@ -552,7 +552,7 @@ def finetune(
 
     Example: discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
 
-    Example: discern finetune SMALL --train reviews.csv --text review --label stars --teacher LARGE --unlabeled more.txt --out OUT
+    Example: discern finetune MODEL --train reviews.csv --text review --label stars --teacher LARGE --unlabeled texts.txt --out OUT
 
     Returns:
         The content of results.json: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds`, `baselines` and others.

@@ -135,8 +135,8 @@ def run(app: ASGIApp, address: Address, limits: Limits, started: Callable[[uvico
     )
     server = uvicorn.Server(config)
     address.listening.listen(config.backlog)
-    started(server)
     with suppress(KeyboardInterrupt, SystemExit):  # uvicorn raises the signal again when it has stopped
+        started(server)
         server.run([address.listening])
 
 
