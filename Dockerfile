@@ -27,7 +27,7 @@ CMD ["--help"]
 # PyPI's torch includes the CUDA libraries: the host provides the driver, through the NVIDIA Container Toolkit.
 FROM base AS cuda
 RUN --mount=type=bind,source=requirements.lock,target=/requirements.lock \
-    pip install --no-cache-dir --constraint /requirements.lock torch
+    pip install --no-cache-dir --constraint /requirements.lock torch nvidia-ml-py
 RUN --mount=type=bind,source=requirements.lock,target=/requirements.lock \
     --mount=type=bind,from=wheel,source=/dist,target=/dist \
     pip install --no-cache-dir --constraint /requirements.lock "$(echo /dist/*.whl)[$EXTRAS]"

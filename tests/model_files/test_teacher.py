@@ -13,9 +13,10 @@ from transformers import RobertaConfig, RobertaForSequenceClassification
 
 import discern
 from discern.errors import DataError, DiscernError
-from discern.model_files.teacher import teacher_outputs
+from discern.model_files.teacher import Teacher
 from discern.progress import Silent
 from discern.tasks.base import ClassificationExample
+from discern.tasks.classification import Classification, ClassificationConfig
 from discern.tasks.supervised import teacher_loss
 from tests.small.finetuned import MULTI, NUMBER, SINGLE, TAGS, Made, make_finetuned
 from tests.small.task import Finetuning, Notes, finetune, prepare_finetuning, small_request, with_settings
@@ -53,8 +54,10 @@ def test_any_classifier_of_transformers_teaches(tmp_path: Path) -> None:
     model.save_pretrained(tmp_path)
     written(tmp_path, tokenizer, tokenizer_class="PreTrainedTokenizerFast", **stated(ROBERTA_NAMES))
     examples = [ClassificationExample(str(number), text) for number, text in enumerate(TEXTS)]
-    labels, predictions, states = teacher_outputs(tmp_path, "own", examples, torch.device("cpu"), Silent())
-    assert labels.names == ("good", "bad", "so-so")
+    student = Classification("own", ClassificationConfig(), (), SINGLE.labels)
+    teacher = Teacher(tmp_path, student, Silent())
+    assert teacher.task.labels.names == ("good", "bad", "so-so")
+    predictions, states = teacher.outputs(examples, torch.device("cpu"), Silent())
     for text, prediction, state in zip(TEXTS, predictions, states, strict=True):
         encoded = torch.tensor([tokenizer.encode(text).ids])
         with torch.inference_mode():
@@ -63,8 +66,12 @@ def test_any_classifier_of_transformers_teaches(tmp_path: Path) -> None:
         np.testing.assert_allclose(state, expected.hidden_states[-1][0].mean(0), atol=1e-5)
 
     model.roberta.save_pretrained(tmp_path)
-    with pytest.raises(DataError, match="no classifier"):
-        teacher_outputs(tmp_path, "own", examples, torch.device("cpu"), Silent())
+    with pytest.raises(DataError, match=r"not a complete classifier: it lacks classifier\."):
+        Teacher(tmp_path, student, Silent())
+    model.save_pretrained(tmp_path)
+    (tmp_path / "tokenizer.json").unlink()
+    with pytest.raises(DataError, match=r"lacks its tokenizer|cannot load"):
+        Teacher(tmp_path, student, Silent())
 
 
 @pytest.fixture
@@ -110,8 +117,8 @@ def test_a_student_with_no_other_loss_becomes_its_teacher(request_: Finetuning, 
     ("made", "says"),
     [
         (MULTI, "predicts old, red, but 'own' has bad, good, so-so"),
-        (NUMBER, "predicts a number"),
-        (TAGS, "predicts neither classes nor numbers"),
+        (NUMBER, "predicts labels of the kind 'number'"),
+        (TAGS, "predicts B-X, E-X"),
     ],
 )
 def test_a_teacher_of_another_task_is_refused(request_: Finetuning, tmp_path: Path, made: Made, says: str) -> None:

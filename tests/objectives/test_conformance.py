@@ -15,7 +15,6 @@ from discern.corruption.randomness import Randomness
 from discern.models.config import ModelConfig
 from discern.objectives import objectives
 from discern.objectives.base import Objective
-from discern.objectives.masked import initial_copy_loss
 from discern.types import StepOutput, TokenBatch
 from tests.objectives.rtd_options import OPTIONS, build_option
 from tests.support import MODELS, SPECIAL, make_batch, settings
@@ -102,7 +101,8 @@ def test_the_same_randomness_gives_the_same_result(name: str) -> None:
 
 @of_objectives_and_options
 def test_the_initial_loss_is_that_of_even_predictions(name: str) -> None:
-    words, half, copied = math.log(50), math.log(2), initial_copy_loss(50, 0.15)
+    words, half, replaced = math.log(50), math.log(2), 0.15 * 49 / 50
+    copied = replaced * math.log(2 * 50) + (1 - replaced) * math.log(2 * 50 / 51)  # half copied, half written
     even = {"generator": words, "causal_lm": words, "permutation_lm": words, "correction": copied, "adversarial": 0.0}
     even["mlm"] = copied if name == "all-tokens-mlm" else words
     if name == "electric":  # a word in 50, of which 15 in 100 are noise

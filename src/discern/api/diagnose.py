@@ -377,7 +377,7 @@ def config_diff(
 
 @verb("Train", name="config schema")
 def config_schema() -> dict[str, Any]:
-    """Print the JSON schema of configuration files, by which editors complete and check them. It is for pre-training only.
+    """Print the JSON schema of configuration files, with which editors complete and check them. It is for pre-training only.
 
     Example: discern config schema > discern.schema.json
 

@@ -351,7 +351,7 @@ def pretrain(
         "preset": preset,
         "overrides": (
             *_temperature(data_temperature),
-            *(() if teacher is None else (f"objective.teacher={toml_value(str(model_folder(teacher, listener)))}",)),
+            *(() if teacher is None else (f"objective.teacher={toml_value(str(model_folder(teacher, listener).resolve()))}",)),
             *overrides_of(settings),
         ),
         "resume": resume,
@@ -501,7 +501,7 @@ def finetune(
     data: Annotated[Paths | None, option("Folder of the task's files, one for each task.", "DIR")] = None,
     for_: Annotated[
         Literal["cross-encoder"] | None,
-        advanced("Train a head that transformers has, to score pairs of texts with sentence-transformers.", None, "--for"),
+        advanced("Train a head that transformers supports, to score pairs of texts with sentence-transformers.", None, "--for"),
     ] = None,
     teacher: Annotated[
         PathLike | None,
@@ -512,7 +512,7 @@ def finetune(
         ),
     ] = None,
     unlabeled: Annotated[
-        PathLike | None, advanced("With --teacher: further texts, which it labels; a table, or one text per line.", "FILE")
+        PathLike | None, advanced("More texts for the teacher to label: a table, or one text per line.", "FILE")
     ] = None,
     seeds: Annotated[int, option("Number of random seeds to train with; reports median and spread.", "N", min=1)] = 1,
     settings: Settings = None,
@@ -552,7 +552,7 @@ def finetune(
 
     Example: discern finetune MODEL --task pairs --train pairs.csv --dev judged.csv --out OUT
 
-    Example: discern finetune MODEL --train reviews.csv --text review --label stars --teacher LARGE --unlabeled texts.txt --out OUT
+    Example: discern finetune MODEL --train reviews.csv --text review --label stars --teacher LARGE --out OUT
 
     Returns:
         The content of results.json: `task`, `metric`, `median`, `scores`, `metrics`, `failed_seeds`, `baselines` and others.
@@ -575,7 +575,8 @@ def finetune(
     files |= {"label_separator": label_separator, "words": words, "tags": tags}
     files |= {"question": question, "context": context, "answer": answer}
     tasks, own = requested_tasks(listed(task), folders, files)
-    given = {"purpose": for_, "teacher": teacher, "unlabeled": unlabeled}
+    from_model = None if teacher is None else model_folder(teacher, listener).resolve()
+    given = {"purpose": for_, "teacher": from_model, "unlabeled": unlabeled}
     return run(
         str(model),
         out=Path(out),

@@ -12,8 +12,8 @@ from discern.data.tables import open_table
 from discern.errors import ConfigError
 from discern.finetuning.plan import TaskData
 from discern.finetuning.settings import FinetuneSection
-from discern.model_files.hub import local_model
-from discern.model_files.teacher import teacher_outputs
+from discern.model_files.hub import hub_name, local_model
+from discern.model_files.teacher import Teacher
 from discern.progress import Progress
 from discern.tasks.base import TextEncoder
 from discern.tasks.classification import PREDICTED
@@ -41,13 +41,8 @@ def teach(data: TaskData, text: TextEncoder, finetune: FinetuneSection, device: 
         unlabeled = tuple(data.definition.family.rows(table, layout))
     headline, labeled = data.evaluated[data.dev_name].examples, data.train.examples
     folder = local_model(str(finetune.teacher), progress.note)
-    theirs, predictions, states = teacher_outputs(folder, task.name, (*headline, *labeled, *unlabeled), device, progress)
-    if theirs.kind != labels.kind or {*theirs.names} != {*labels.names}:
-        described = [", ".join(each.names[:10]) or "a number" for each in (theirs, labels)]
-        raise ConfigError(
-            f"the teacher {folder} predicts {described[0]}, but '{task.name}' has {described[1]}",
-            hint="use the same labels in both, or another teacher",
-        )
+    teacher = Teacher(folder, task, progress)
+    predictions, states = teacher.outputs((*headline, *labeled, *unlabeled), device, progress)
 
     # Its score, to compare with; then the labels of the further texts.
     judged, of_rows = predictions[: len(headline)], predictions[len(headline) :]
@@ -58,11 +53,13 @@ def teach(data: TaskData, text: TextEncoder, finetune: FinetuneSection, device: 
     taught = tuple(replace(example, label=label) for example, label in zip(unlabeled, labels_of_unlabeled, strict=True))
 
     # Its outputs in the order and the unit of the student's.
-    order = [theirs.names.index(name) for name in labels.names]
+    order = [teacher.task.labels.names.index(name) for name in labels.names]
     outputs = [[each["logits"][number] for number in order] for each in of_rows]
     if labels.kind == "number":
         outputs = [[(value - labels.shift) / labels.scale] for value in values]
     features = task.encode((*labeled, *taught), text, labeled=True)
-    targets = {"teacher": np.array(outputs, np.float32), "teacher_state": states[len(headline) :]}
-    train = Split(labeled, replace(features, targets={**features.targets, **targets}))
-    return replace(data, train=train, taught=taught, teacher={"model": folder.name, "score": score})
+    targets = {**features.targets, "teacher": np.array(outputs, np.float32)}
+    if finetune.teacher_states_weight:
+        targets["teacher_state"] = states[len(headline) :]
+    about = {"model": hub_name(folder) or folder.name, "weights": teacher.fingerprint, "score": score}
+    return replace(data, train=Split(labeled, replace(features, targets=targets)), taught=taught, teacher=about)

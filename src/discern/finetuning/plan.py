@@ -61,7 +61,7 @@ class TaskData:
         unlabeled: further splits that are only predicted, by name.
         notes: messages about the files, one per line.
         taught: texts that the teacher labeled, whose rows follow those of `train.examples` in its features.
-        teacher: name and score of the teacher; None: there is none.
+        teacher: name, fingerprint and score of the teacher; None: there is none.
     """
 
     definition: Definition[Any]
@@ -86,7 +86,7 @@ class TaskData:
             for example in each:
                 digest.update(repr(example).encode("utf-8", "replace") + b"\0")
             digests[name] = digest.hexdigest()
-        return digests
+        return digests | ({} if self.teacher is None else {"teacher": self.teacher["weights"]})
 
 
 def find_splits(definition: Definition[Any], folder: Path) -> dict[str, Path]:

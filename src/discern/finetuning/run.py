@@ -366,11 +366,10 @@ def build_supervised(plan: FinetunePlan) -> SupervisedObjective:
     for module in encoder.modules():
         if isinstance(module, Dropout):
             module.probability = finetuning.dropout
-    states = next(iter(plan.data.values())).train.features.targets.get("teacher_state")
-    distillation = None
-    if isinstance(states, np.ndarray):
-        weights = finetuning.teacher_weight, finetuning.teacher_temperature, finetuning.teacher_states_weight
-        distillation = Distillation(*weights, width=states.shape[1])
+    targets: Any = next(iter(plan.data.values())).train.features.targets
+    weights = finetuning.teacher_weight, finetuning.teacher_temperature, finetuning.teacher_states_weight
+    width = targets["teacher_state"].shape[1] if "teacher_state" in targets else 0
+    distillation = Distillation(*weights, width) if "teacher" in targets else None
     return supervised(
         encoder,
         {name: data.task for name, data in plan.data.items()},

@@ -165,7 +165,8 @@ class FinetuneSection(Section):
         "or any sequence classifier that transformers loads. For classes and numbers.",
     )
     unlabeled: Path | None = Field(
-        None, description="Further texts, in columns as those of the training file, or one per line; the teacher labels them."
+        None,
+        description="More texts for the teacher to label: a table with the columns of the training file, or one text per line.",
     )
     teacher_weight: float = Field(
         0.5, ge=0, le=1, description="Share of the teacher's outputs in the loss; the labels have the rest."
@@ -439,11 +440,11 @@ def fit_length(
                 steps, min(finetune.min_steps, round(rows / per_step * (_MAX_EPOCHS_PAIRS if classes and pairs else _MAX_EPOCHS)))
             )
     updates: dict[str, Any] = {"train.max_steps": steps} | ({"finetune.retries": 0} if debug else {})
-    fitted = finetune.recipe == "auto" and not _LENGTHS & user_set
+    fitted = finetune.recipe == "auto" and not _LENGTHS & user_set and finetune.teacher is None
     if classes and not pairs and fitted and rows < _FEW_SHOT_ROWS and not {"finetune.few_shot", "task.pooling"} & user_set:
         updates["finetune.few_shot"] = True
-    if finetune.few_shot and (pairs or not classes):
-        raise ConfigError("finetune.few_shot is for one class of a single text", hint="leave it out")
+    if finetune.few_shot and (pairs or not classes or finetune.teacher is not None):
+        raise ConfigError("finetune.few_shot is for one class of a single text, without a teacher", hint="leave it out")
     if config.train.weight_average and "train.weight_average" not in user_set:
         # The recipe's decay is for 1,000 updates: in runs of other lengths, the average spans the same part of the run.
         updates["train.weight_average"] = max(0.0, 1 - (1 - config.train.weight_average) * 1000 / steps)

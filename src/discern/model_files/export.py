@@ -171,7 +171,8 @@ def export(
     if (task is not None or seed is not None) and not isinstance(opened, FinetunedFolder):
         raise ConfigError(f"--task and --seed are for fine-tuned models, but {opened.folder} is not one", hint="leave them out")
     if push_to_hub is not None:
-        push_to_hub = push_to_hub.replace("{step}", str(opened.step))
+        if opened.step is not None:
+            push_to_hub = push_to_hub.replace("{step}", str(opened.step))
         create_repository(push_to_hub)
     progress.start("exporting", 2, "parts")
     title, examples = out.resolve().name, None

@@ -261,6 +261,24 @@ class ModelFolder(abc.ABC):
         """
 
     @property
+    def masked_language_model(self) -> Network:
+        """The network that predicts words; of several, the generator.
+
+        Raises:
+            ConfigError: there is none.
+            DataError, CheckpointError: as `networks`.
+        """
+        networks = self.networks()
+        candidates = [networks[name] for name in sorted(networks, key=lambda name: name != "generator")]
+        found = next((network for network in candidates if network.predicts == "words"), None)
+        if found is None:
+            raise ConfigError(
+                f"{self.folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
+                hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
+            )
+        return found
+
+    @property
     def networks_to_train(self) -> Mapping[str, Network]:
         """The networks to continue training; one without a pre-training head has an `nn.Identity` in its place.
 

@@ -27,9 +27,10 @@ HEAD_NAME = "discern_head.safetensors"
 that copies, the factors of a word table, or the head of a task."""
 CALIBRATION_NAME = "detection.json"
 """File that `discern detect --calibrate` writes beside a discriminator."""
-_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./,{}-]+)?")
+_NAME = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./,-]+)?")
 _SMALL = (
     *(CONFIG_NAME, "generator_config.json", *TOKENIZER_NAMES, "tokenizer_config.json", "special_tokens_map.json"),
+    *("vocab.json", "merges.txt"),  # of teachers
     *("discern.toml", CALIBRATION_NAME, CHECKSUMS_NAME, "README.md"),
     *("modules.json", "*sentence_*.json", "[0-9]_*/config.json", f"[0-9]_*/{CHECKSUMS_NAME}"),  # of sentence-transformers
 )
@@ -214,8 +215,10 @@ def pushed_checkpoints(run: Path, repository: str, note: Callable[[str], None]) 
     if rank_environment().rank:
         yield
         return
+    if "@" in repository:
+        raise ConfigError(f"each checkpoint is a revision of its own, but '{repository}' names one", hint="give USER/NAME")
     try:
-        create_repository(f"{repository}@step-{{step}}")
+        create_repository(repository)
     except DataError as problem:  # the Hub may respond again before the first checkpoint
         note(f"warning: {problem.message}")
     ended, complete, processes = threading.Event(), False, list[subprocess.Popen[str]]()

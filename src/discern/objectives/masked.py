@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, ClassVar, TypeVar
 
 import torch
@@ -161,10 +160,6 @@ class MaskedLanguageModel(MaskingObjective[TaughtConfig]):
         correct = (shown - self.config.random_token_probability) / shown if shown > 0 else 0.0
         return self._masked_words(shown=shown, correct=correct)
 
-    def initial_loss(self) -> float:
-        """ln V."""
-        return math.log(self.vocabulary.size)
-
 
 def _metrics(output: StepOutput, batch: CorruptedBatch) -> tuple[Ratios, None]:
     return masked_metrics("mlm", output), None
@@ -260,12 +255,6 @@ def restore_tokens(
     logits, copy_logits = word_logits(head, states), head.copy_logits(states)
     term = copy_loss(logits.losses(targets), copy_logits, real.gather(corrupted_ids), targets, weight)
     return term, {**logits.observed("mlm"), "mlm_targets": targets, "copy_logits": copy_logits.detach()}
-
-
-def initial_copy_loss(size: int, mask_probability: float) -> float:
-    """Expected loss of `restore_tokens` before any training, for V words: -ln(1/2 + 1/2V), and -ln(1/2V) for another token."""
-    replaced = mask_probability * (1 - 1 / size)
-    return replaced * math.log(2 * size) + (1 - replaced) * math.log(2 * size / (size + 1))
 
 
 def bilinear_term(kind: str, encoder: Encoder) -> BilinearTerm | None:

@@ -13,8 +13,8 @@ from discern.errors import ConfigError, DataError
 from discern.model_files.folder import open_model
 from discern.model_files.run import EVALUATION_FILE, is_run, read_record
 from discern.objectives.metrics import Breakdown
+from discern.pretraining.resume import another_tokenizer
 from discern.pretraining.run import heldout_stream
-from discern.pretraining.warm_start import another_tokenizer
 from discern.progress import Progress
 from discern.storage.checksums import write_json
 from discern.training import evaluation

@@ -16,8 +16,10 @@ from discern.config.resolve import Origin, Resolved, Setting, Settings, parse_ov
 from discern.config.schema import NONE, flatten
 from discern.data.dataset.shards import TokenData
 from discern.errors import CheckpointError, ConfigError, DataError
+from discern.model_files.folder import ModelFolder, open_model
 from discern.model_files.run import BLIMP_FILE, CHECKPOINTS, CONFIG_FILE, EVALUATION_FILE, build_objective, is_run, read_record
 from discern.objectives.base import Objective, Vocabulary
+from discern.objectives.masked import MaskedLanguageModel
 from discern.storage.checksums import write_recorded
 from discern.training import checkpoint
 from discern.training.checkpoint import Contents
@@ -272,14 +274,56 @@ def machine_memory(device: torch.device) -> int | None:
     return min(installed, int(allowed)) if allowed.isdecimal() else installed
 
 
+def another_tokenizer(data: object, fingerprint: str, model: ModelFolder) -> DataError:
+    """The error if a data set was made with another tokenizer than a model.
+
+    Args:
+        fingerprint: fingerprint of the tokenizer of the data set.
+    """
+    return DataError(
+        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} "
+        f"({model.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
+        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model.tokenizer_path}",
+    )
+
+
+def attach_teacher(objective: Objective, config: PretrainConfig, device: torch.device, tokenizer: str | None = None) -> None:
+    """Give an objective the teacher that its settings name, if they do.
+
+    Args:
+        tokenizer: fingerprint of the data set's tokenizer; None: it is not compared.
+
+    Raises:
+        ConfigError: the teacher predicts no words, or not in rows of this length.
+        DataError, CheckpointError: it cannot be read, or has another tokenizer.
+    """
+    if not isinstance(objective, MaskedLanguageModel) or objective.config.teacher is None:
+        return
+    model = open_model(Path(objective.config.teacher), warn=lambda _: None)
+    if tokenizer is not None and tokenizer not in model.tokenizer_fingerprints:
+        raise another_tokenizer("the data set", tokenizer, model)
+    teacher = model.masked_language_model
+    sizes, length = teacher.encoder.config, config.data.sequence_length
+    if teacher.encoder.limits_positions(lambda name: getattr(sizes, name)) and sizes.max_positions < length:
+        raise ConfigError(
+            f"the teacher {model.folder} has {sizes.max_positions} positions, but rows have {length}",
+            hint=f"--set data.sequence_length={sizes.max_positions}",
+        )
+    for part in teacher.parts():
+        part.requires_grad_(False).to(device)
+    objective.teachers = (teacher,)
+
+
 def meta_objective(config: PretrainConfig, vocabulary: Vocabulary) -> Objective:
-    """The objective of a run with its networks on the meta device.
+    """The objective of a run with its networks, and its teacher, on the meta device.
 
     Raises:
         ConfigError: its parts don't fit together.
     """
     with torch.device("meta"):
-        return build_objective(config, vocabulary)
+        objective = build_objective(config, vocabulary)
+    attach_teacher(objective, config, torch.device("meta"))
+    return objective
 
 
 def check_parameters(config: PretrainConfig, vocabulary: Vocabulary, device: torch.device, processes: int = 1) -> None:

@@ -48,12 +48,12 @@ from discern.model_files.run import (
 )
 from discern.models.attention import span_obstacle
 from discern.objectives.base import Objective
-from discern.objectives.masked import MaskedLanguageModel
 from discern.pretraining.resume import (
     NEW_RUN,
     RECORD_KEY,
     DecayStart,
     Resume,
+    attach_teacher,
     check_parameters,
     decay_settings,
     had_results,
@@ -64,14 +64,7 @@ from discern.pretraining.resume import (
     run_of,
     write_start,
 )
-from discern.pretraining.warm_start import (
-    WarmStartResult,
-    added_pieces,
-    fill,
-    masked_language_model,
-    start_config,
-    start_generator,
-)
+from discern.pretraining.warm_start import WarmStartResult, added_pieces, fill, start_config, start_generator
 from discern.progress import BudgetProgress, Progress, Silent, duration_in_words, warning_to
 from discern.storage.checksums import CHECKSUMS_NAME, write_recorded
 from discern.storage.files import OutputFolder, cannot_write, check_apart
@@ -352,11 +345,7 @@ def open_run(
     objective = build_objective(config, vocabulary_of(plan.data))
     objective.initialize(config.train.seed)
 
-    if isinstance(objective, MaskedLanguageModel) and (teacher_folder := objective.config.teacher) is not None:
-        teacher = masked_language_model(Path(teacher_folder), plan.data.tokenizer_fingerprint, progress.note)
-        for part in teacher.parts():
-            part.requires_grad_(False).to(ranks.device)
-        objective.teachers = (teacher,)
+    attach_teacher(objective, config, ranks.device, plan.data.tokenizer_fingerprint)
 
     # Start from models, or restore the newest intact checkpoint
     contents = None if decay is None else decay.contents

@@ -47,7 +47,7 @@ from discern.errors import CheckpointError, ConfigError, DataError, counted
 from discern.model_files.folder import ModelFolder, open_model
 from discern.models.base import Network, load_networks, named_parameters
 from discern.objectives.base import Objective, Vocabulary
-from discern.pretraining.resume import meta_objective
+from discern.pretraining.resume import another_tokenizer, meta_objective
 from discern.progress import Progress
 from discern.storage.checksums import read_json, write_json
 from discern.storage.files import utf8_name
@@ -92,19 +92,6 @@ def added_pieces(start: ModelFolder, data: TokenData) -> list[list[int]]:
     if pieces is None:
         raise another_tokenizer(data.folder, data.tokenizer_fingerprint, start)
     return pieces
-
-
-def another_tokenizer(data: object, fingerprint: str, model: ModelFolder) -> DataError:
-    """The error if a data set was made with another tokenizer than a model.
-
-    Args:
-        fingerprint: fingerprint of the tokenizer of the data set.
-    """
-    return DataError(
-        f"{data} was made with a different tokenizer ({fingerprint[:12]}) from that of {model.folder} "
-        f"({model.tokenizer_fingerprints[0][:12]}): the same ids stand for other tokens",
-        hint=f"prepare it again: discern prepare TEXT --out DATA --tokenizer {model.tokenizer_path}",
-    )
 
 
 @torch.no_grad()
@@ -239,41 +226,24 @@ def resized(name: str, value: Tensor, entries: int, pieces: Sequence[Sequence[in
     return torch.cat([rows, *(rows[list(ids)].mean(0, keepdim=True) for ids in pieces)])
 
 
-def masked_language_model(folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> Network:
-    """The network of a folder that predicts words.
+@torch.no_grad()
+def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
+    """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
 
     Args:
-        folder: a run, an export or a Hugging Face model. Of several networks, the generator is used.
+        folder: a run, an export or a Hugging Face ELECTRA. From a run, the generator or the encoder of objective `mlm` is used.
         tokenizer_fingerprint: fingerprint of the data set's tokenizer.
         warn: called for each damaged checkpoint that was skipped.
 
     Raises:
-        ConfigError: the folder has no masked language model.
+        ConfigError: the folder has no masked language model, or one with other sizes.
         DataError: the folder holds no model, or one with another tokenizer.
         CheckpointError: its weights are missing or damaged.
     """
     model = open_model(folder, warn=warn)
     if tokenizer_fingerprint not in model.tokenizer_fingerprints:
         raise another_tokenizer("the data set", tokenizer_fingerprint, model)
-    networks = model.networks()
-    candidates = [networks[name] for name in sorted(networks, key=lambda name: name != GENERATOR)]
-    source = next((network for network in candidates if network.predicts == "words"), None)
-    if source is None:
-        raise ConfigError(
-            f"{folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
-            hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
-        )
-    return source
-
-
-@torch.no_grad()
-def start_generator(objective: Objective, folder: Path, tokenizer_fingerprint: str, warn: Callable[[str], None]) -> None:
-    """Copy the masked language model of a folder into the objective's generator, including the embeddings that it reads.
-
-    Raises:
-        ConfigError, DataError, CheckpointError: as `masked_language_model`, or it has other sizes.
-    """
-    source, target = masked_language_model(folder, tokenizer_fingerprint, warn), objective.networks()[GENERATOR]
+    source, target = model.masked_language_model, objective.networks()[GENERATOR]
     values, parameters = named_parameters(source), named_parameters(target)
     _check_shapes(f"the generator of {folder}", values, parameters, source, target)
     for name, parameter in parameters.items():

@@ -46,15 +46,17 @@ def processor_name() -> str:
 
 
 def energy(device: torch.device, root: Path = Path("/sys/class/powercap")) -> Iterator[float]:
-    """Yield the joules that the processors of this machine and a GPU have used since the first reading; NaN if none tells.
+    """Yield the joules that the processors of this machine and a GPU have used since the first reading; NaN if it does not tell.
 
     Processors: Linux's counters of whole packages (RAPL), which often only root may read. They include what other programs use,
-    and begin anew after minutes, so they must be read more often. GPU: NVML, if the package pynvml is installed.
+    and begin anew after minutes, so they must be read more often. GPU: NVML, if the package pynvml is installed; without it, the
+    energy of the processors alone would be misleading.
 
     Args:
         root: folder of the processors' counters.
     """
-    counters: list[Any] = [(partial(_gpu_millijoules, device), 1 << 64, 1e3)] if device.type == "cuda" else []
+    gpu = partial(_gpu_millijoules, device)
+    counters: list[Any] = [(gpu, 1 << 64, 1e3)] if device.type == "cuda" else []
     for name in root.glob("intel-rapl:*/name"):
         if name.read_text().startswith("package-"):
             limit = int(name.with_name("max_energy_range_uj").read_text())
@@ -69,7 +71,7 @@ def energy(device: torch.device, root: Path = Path("/sys/class/powercap")) -> It
                 used += (now - last.get(read, now)) % limit / unit
                 last[read] = now
         counters = [counter for counter in counters if counter[0] in last]  # those that the first reading could read
-        yield used if last else math.nan
+        yield used if last and (device.type != "cuda" or gpu in last) else math.nan
 
 
 def _gpu_millijoules(device: torch.device) -> int:

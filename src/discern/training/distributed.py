@@ -170,7 +170,8 @@ def join_ranks(device: str) -> Iterator[Ranks]:
     environment, chosen = rank_environment(), choose_device(device)
     able = ("cpu", "cuda", "mps") if environment.world_size == 1 else ("cpu", "cuda")
     if chosen.type not in able:
-        raise ConfigError(f"{chosen} cannot train, or not in several processes", hint=f"choose the device {' or '.join(able)}")
+        where = "" if environment.world_size == 1 else " in several processes"
+        raise ConfigError(f"{chosen} cannot train{where}", hint=f"choose the device {' or '.join(able)}")
     if environment.world_size == 1:
         if chosen.type == "cuda" and chosen.index is not None:
             # Events and streams are those of the current device unless told otherwise.

@@ -200,7 +200,7 @@ def choose_compilation(setting: bool | Literal["auto"], device: torch.device, st
     if setting is False:
         reason = "train.compile is false"
     elif device.type == "mps" or (setting == "auto" and device.type != "cuda"):
-        reason = "networks compile by themselves on a GPU only, as a CPU has kernels of its own; on mps this has not been tried"
+        reason = "by default, networks are compiled on CUDA only: the CPU has kernels of its own, and mps has not been tried"
     elif setting == "auto" and steps is not None and steps < _LEAST_STEPS:
         reason = f"a run of {steps:,} steps ends before compiling has paid off"
     else:

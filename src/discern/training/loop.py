@@ -125,7 +125,7 @@ def train_steps(
     interval = state.interval if state.step > first else None  # means in the log are taken over steps of one phase only
     meter, state.interval = StepMeter(state.seconds, interval, device_clock(ranks.device)), {}
     energy_meter = energy(ranks.device)
-    joules = state.joules + next(energy_meter)
+    joules = (math.nan if state.joules is None else state.joules) + next(energy_meter)
     guard = NonFiniteGuard(ranks, partial(_stop_at_nonfinite, context, state, replica))
     feed, started = Feed(context, reader, state.step), state.step
 
@@ -198,7 +198,8 @@ def train_steps(
         if logs or saves or state.step % _ENERGY_STEPS == 0:
             measured = next(energy_meter)
         if logs or saves:
-            state.joules = joules + ranks.sum([measured])[0]
+            used_joules = joules + ranks.sum([measured])[0]
+            state.joules = None if math.isnan(used_joules) else used_joules
         shown = {"loss": meter.shown_loss} if meter.shown_loss else {}
         context.progress.advance(1, **shown, **{"tokens/s": f"{meter.tokens_per_second():,.0f}"}, **meter.waits_shown())
 
@@ -218,7 +219,7 @@ def train_steps(
                 "grad_norm": float(norm),
                 **meter.means(),
                 **({} if context.flops is None else {"flops": round(context.flops.after(state.step).executed)}),
-                **({} if math.isnan(state.joules) else {"energy_joules": round(state.joules, 1)}),
+                **({} if state.joules is None else {"energy_joules": round(state.joules, 1)}),
                 "peak_memory_bytes": int(ranks.sum([float(peak_memory(ranks.device))])[0]),
             }
             state.pending = {"line": line, "evaluates": evaluates}

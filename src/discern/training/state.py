@@ -124,7 +124,7 @@ class State:
         step: number of updates so far.
         tokens: number of real tokens read so far.
         seconds: duration of the training, over all sessions.
-        joules: energy until the last record or checkpoint, over all ranks and sessions; NaN: a machine did not tell.
+        joules: energy until the last record or checkpoint, over all ranks and sessions; None: a machine did not tell.
         updates: updates of the current optimizer, which a new phase may have created.
         optimizer: moments to continue from, by parameter name.
         average: moving average of the weights, by name; empty without one.
@@ -143,7 +143,7 @@ class State:
     step: int = 0
     tokens: int = 0
     seconds: float = 0.0
-    joules: float = 0.0
+    joules: float | None = 0.0
     updates: int = 0
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
