@@ -20,7 +20,7 @@ CPU, GPU = torch.device("cpu"), torch.device("cuda")
     [
         (False, CPU, 5000, False, "train.compile is false"),
         (True, CPU, 5, True, "compiled block by block"),
-        ("auto", CPU, 5000, False, "on a GPU only"),
+        ("auto", CPU, 5000, False, "on CUDA only"),
         ("auto", GPU, 50, False, "a run of 50 steps ends before"),
         ("auto", GPU, 5000, True, "compiled block by block"),
         ("auto", GPU, None, True, "compiled block by block"),
