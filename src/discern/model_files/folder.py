@@ -270,13 +270,13 @@ class ModelFolder(abc.ABC):
         """
         networks = self.networks()
         candidates = [networks[name] for name in sorted(networks, key=lambda name: name != "generator")]
-        found = next((network for network in candidates if network.predicts == "words"), None)
-        if found is None:
+        language_model = next((network for network in candidates if network.predicts == "words"), None)
+        if language_model is None:
             raise ConfigError(
                 f"{self.folder} has no masked language model: its {' and '.join(networks)} cannot predict words",
                 hint="give a run of objective 'rtd' or 'mlm', or what `discern export RUN --out DIR --network generator` writes",
             )
-        return found
+        return language_model
 
     @property
     def networks_to_train(self) -> Mapping[str, Network]:

@@ -125,8 +125,8 @@ def _by_hand(repository: str) -> str:
 
 def _reason(problem: Exception) -> str:
     cause = problem.__cause__ or problem  # where huggingface_hub reports problems of the network
-    said = getattr(problem, "server_message", None) or getattr(cause, "server_message", None) or str(cause)
-    return said.strip().partition("\n")[0] or type(cause).__name__
+    message = getattr(problem, "server_message", None) or getattr(cause, "server_message", None) or str(cause)
+    return message.strip().partition("\n")[0] or type(cause).__name__
 
 
 def create_repository(target: str) -> None:
@@ -239,9 +239,9 @@ def pushed_checkpoints(run: Path, repository: str, note: Callable[[str], None]) 
                 )
                 processes.append(process)
                 os.setpriority(os.PRIO_PROCESS, process.pid, 19)
-                said = process.communicate()[1]
+                stderr = process.communicate()[1]
                 if process.returncode:
-                    raise OSError(said.partition("error: ")[2].partition("\n")[0] or f"exit code {process.returncode}")
+                    raise OSError(stderr.partition("error: ")[2].partition("\n")[0] or f"exit code {process.returncode}")
         except OSError as problem:
             again = f"discern export {run} --out DIR --push {repository}"
             note(f"warning: a checkpoint was not pushed to {repository}: {problem}; to push the newest one: {again}")

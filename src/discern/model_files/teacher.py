@@ -51,9 +51,9 @@ class Teacher:
         self.fingerprint = fingerprint_weights(self._model)
         theirs, ours = self.task.labels, taught.labels
         if theirs.kind != ours.kind or {*theirs.names} != {*ours.names}:
-            said = [", ".join(each.names[:10]) or f"labels of the kind '{each.kind}'" for each in (theirs, ours)]
+            labels = [", ".join(each.names[:10]) or f"labels of the kind '{each.kind}'" for each in (theirs, ours)]
             raise ConfigError(
-                f"the teacher {folder} predicts {said[0]}, but '{taught.name}' has {said[1]}",
+                f"the teacher {folder} predicts {labels[0]}, but '{taught.name}' has {labels[1]}",
                 hint="use the same labels in both; those of a Hugging Face model are in id2label of its config.json",
             )
 
